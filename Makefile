@@ -1,0 +1,121 @@
+# Needs Python and make; every target makes the virtual environment that it needs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules
+
+# Settings: make demo PYTHON=/path/to/python3.12, make test ARGS="-k verify", ...
+PYTHON ?=
+PYTHON313 ?=
+VENV ?= .venv
+WORKDIR ?=
+WORKERS ?= 2
+ARGS ?=
+
+PIP = -m pip --disable-pip-version-check install --quiet
+PYTEST = -m pytest -n $(WORKERS) --durations=20
+QUICK = -m "not slow and not parity"
+
+# Prints the first interpreter of versions $(1), on PATH or among pyenv's, that runs.
+# (A pyenv shim on PATH that only prints an error is passed over.)
+find_python = for want in $(1); do \
+	for python in "python$$want" "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$want*/bin/python \
+	    python3 python; do \
+	  if "$$python" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$$want')" \
+	      >/dev/null 2>&1; then echo "$$python"; exit 0; fi; \
+	done; done
+
+# Makes the virtual environment $(1) with $(2), or else the first of the versions $(3).
+make_venv = python='$(2)'; \
+	if [ -z "$$python" ]; then python=$$($(call find_python,$(3))); fi; \
+	if [ -z "$$python" ]; then \
+	  echo "$(1) needs Python $(4), and none was found on PATH or among pyenv's" \
+	    "versions: install one, or name it with $(5)=/path/to/python." >&2; exit 1; fi; \
+	if ! "$$python" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] not in '$(3)'.split())"; then \
+	  echo "$(5)=$$python cannot be used: $(1) needs Python $(4)." >&2; exit 1; fi; \
+	echo "Making $(1) with $$("$$python" --version) ($$python)"; \
+	if ! "$$python" -m venv $(1); then \
+	  echo "$$python cannot make a virtual environment: it lacks the modules venv or" \
+	    "ensurepip (on Debian and Ubuntu, the package python3-venv)." >&2; \
+	  rm -rf $(1); exit 1; fi
+
+.PHONY: help demo bench test test-slow test-parity test-newest test-colab test-all \
+	lint format types clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/.core  ## decode twenty sentences with the shipped pair, both ways
+	$(VENV)/bin/python -m experiments.decode --config=configs/demo.py \
+	  --workdir=$(or $(WORKDIR),runs/demo) $(ARGS)
+
+bench: $(VENV)/.core  ## time decoder steps against the memory bandwidth of this machine
+	$(VENV)/bin/python -m experiments.benchmark --config=configs/bench.py \
+	  --workdir=$(or $(WORKDIR),runs/bench) $(ARGS)
+
+test: $(VENV)/.dev  ## the tests that need neither torch nor patience
+	$(VENV)/bin/python $(PYTEST) $(QUICK) $(ARGS)
+
+test-slow: $(VENV)/.dev  ## the slow tests
+	$(VENV)/bin/python $(PYTEST) -m "slow and not parity" $(ARGS)
+
+test-parity: $(VENV)/.peers  ## the tests that compare with torch and transformers
+	$(VENV)/bin/python $(PYTEST) -m parity $(ARGS)
+
+test-newest: .venv-newest/.test  ## the tests on Python 3.13 with the newest jax and flax
+	.venv-newest/bin/python $(PYTEST) $(QUICK) $(ARGS)
+
+test-colab: .venv-colab/.test  ## the tests on Python 3.13 with the jax that Colab has
+	.venv-colab/bin/python $(PYTEST) $(QUICK) $(ARGS)
+
+# One after the other, also under `make -j`: each uses all the workers.
+test-all:  ## the tests on all three sets of versions
+	$(MAKE) test
+	$(MAKE) test-newest
+	$(MAKE) test-colab
+
+lint: $(VENV)/.dev  ## ruff: rules and format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+format: $(VENV)/.dev  ## let ruff rewrite what it can
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+types: $(VENV)/.dev  ## mypy
+	$(VENV)/bin/mypy
+
+clean:  ## remove environments, caches and builds; runs/ stays
+	rm -rf $(VENV) .venv-newest .venv-colab .cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist specjax.egg-info
+	find specjax experiments configs tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment is made once; a stamp in it records each set of packages installed.
+
+$(VENV)/.made:
+	@$(call make_venv,$(VENV),$(PYTHON),3.11 3.12 3.13,3.11 to 3.13,PYTHON)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.made pyproject.toml constraints-3.11.txt
+	$(VENV)/bin/python $(PIP) -c constraints-3.11.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(VENV)/bin/python $(PIP) -c constraints-3.11.txt -e '.[test,dev,plots,data]'
+	@touch $@
+
+$(VENV)/.peers: $(VENV)/.dev
+	$(VENV)/bin/python $(PIP) -c constraints-3.11.txt -e '.[peers]'
+	@touch $@
+
+.venv-%/.made:
+	@$(call make_venv,.venv-$*,$(PYTHON313),3.13,3.13,PYTHON313)
+	@touch $@
+
+.venv-%/.test: .venv-%/.made constraints-3.13-%.txt pyproject.toml
+	.venv-$*/bin/python $(PIP) -c constraints-3.13-$*.txt -e '.[test,plots,data]'
+	@touch $@
+
+.PRECIOUS: .venv-%/.made .venv-%/.test

@@ -1,0 +1,1 @@
+"""Settings of the experiments: a file each, with the result to expect."""

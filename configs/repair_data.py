@@ -1,0 +1,28 @@
+"""Data of the `repair` task: restore capitals, punctuation and spelling.
+
+    python -m experiments.prepare --config=configs/repair_data.py --workdir=DIR
+
+Expected: DIR/train.jsonl with about 140,000 examples (sentences and one-line summaries
+of 20-140 characters), validation.jsonl and test.jsonl with about 1,400 sentences each
+from other packages, spiece.model with 3,996 pieces (4,096 ids with the 100 sentinels),
+and data.json with the counts. Takes about a minute on two cores.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The settings of `experiments.prepare`."""
+    return ml_collections.ConfigDict(
+        dict(
+            task="repair",
+            seed=0,
+            lists="",  # folder of the package lists; empty: DIR/lists
+            min_length=20,  # characters
+            max_length=140,
+            max_alike=20,  # sentences of one mould
+            synopses=True,  # one-line summaries, in the training split only
+            typo_rate=1 / 8,  # typos a word
+            num_pieces=3996,  # without the sentinels
+        )
+    )

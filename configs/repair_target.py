@@ -1,0 +1,55 @@
+"""The target of the `repair` pair: a T5 1.1 of 9.1 M parameters.
+
+    python -m experiments.train --config=configs/repair_target.py \
+        --config.data.folder=DATA --workdir=DIR
+
+DATA comes from `python -m experiments.prepare --config=configs/repair_data.py`.
+Expected: DIR/export, a Hugging Face directory.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The settings of `experiments.train`."""
+    return ml_collections.ConfigDict(
+        dict(
+            seed=0,
+            init="mimetic",  # or "random", or the directory of a trained model
+            label_smoothing=0.0,
+            log_every=20,
+            evaluate_every=200,
+            checkpoint_every=100,
+            keep=3,
+            model=dict(
+                vocab_size=4096,
+                d_model=256,
+                d_kv=32,
+                num_heads=8,
+                d_ff=768,
+                num_encoder_layers=3,
+                num_decoder_layers=4,
+                dropout_rate=0.0,  # two passes over the data: nothing to overfit
+            ),
+            optimizer=dict(
+                learning_rate=1.5e-3,
+                warmup_steps=100,
+                steps=3000,
+                schedule="trapezoid",
+                decay_steps=1000,
+                weight_decay=0.01,
+                clip=1.0,
+                b1=0.9,
+                b2=0.98,
+            ),
+            data=dict(
+                folder="",  # train.jsonl, validation.jsonl, spiece.model
+                train="",  # another training file; empty: folder/train.jsonl
+                buckets=(16, 24, 32, 48, 96),  # tokens of the longer side
+                max_tokens=96,  # of either side; longer examples stay out
+                tokens_per_batch=1536,  # padded target tokens
+                validation_rows=1000,
+            ),
+            export=dict(dtype="float16"),
+        )
+    )

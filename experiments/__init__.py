@@ -1,0 +1,1 @@
+"""The commands: `python -m experiments.NAME --config=configs/X.py --workdir=DIR`."""

@@ -1,0 +1,191 @@
+"""Times a shape's decoder steps and sets them beside the limit of the memory.
+
+    python -m experiments.benchmark --config=configs/bench.py --workdir=DIR
+
+A decoder step must read its weights once; bytes over bandwidth is the least time that
+takes. Writes DIR/manifest.json and DIR/metrics.json.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import resource
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from absl import flags
+
+from experiments import build, command
+from specjax import errors, metrics
+from specjax.drafters.ngram import NgramDrafter
+from specjax.models import t5, t5_config
+from specjax.sampling import Sampling
+
+_BANDWIDTH_BYTES = 400_000_000  # far beyond any cache
+
+
+def main(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
+) -> None:
+    """Runs the command."""
+    del values
+    from rich.console import Console
+
+    names = ("batch_size", "source_length", "repeats")
+    build.positive(config, *names)
+    shape = t5_config.T5Config.preset(config.model)
+    dtype = build.named(build.DTYPES, config.dtype, "dtype")
+    fed = sorted({1, *config.fed})
+    if min(fed) < 1 or max(fed) >= config.max_length:
+        raise errors.InputError(
+            f"config.fed is {tuple(config.fed)}: numbers of tokens from 1 to below "
+            f"config.max_length={config.max_length}"
+        )
+    workdir.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    model = random_model(shape, dtype, config.seed)
+    bandwidth = read_bandwidth(config.repeats)
+    with console.status(f"timing passes of {fed} tokens"):
+        costs = {m: time_pass(model, m, config) for m in fed if m > 1}
+    step = next(iter(costs.values())).step if costs else time_step(model, config)
+    streamed = streamed_parameters(shape) * jnp.dtype(dtype).itemsize
+    limit = streamed / bandwidth
+    result = {
+        "model": config.model,
+        "streamed_bytes": streamed,
+        "bandwidth": bandwidth,
+        "limit_seconds": limit,
+        "step": _timing(step) | {"over_limit": step.median / limit},
+        "passes": {
+            str(m): _timing(c.verify)
+            | {
+                "over_limit": c.verify.median / limit,
+                "steps": c.verify_ratio,
+            }
+            for m, c in costs.items()
+        },
+        "encode": _timing(next(iter(costs.values())).encode) if costs else None,
+        "peak_memory_bytes": _peak_memory(),
+        "parameter_bytes": t5_config.num_parameters(shape) * jnp.dtype(dtype).itemsize,
+    }
+    command.write_json(workdir / "manifest.json", command.manifest(config))
+    command.write_json(workdir / "metrics.json", result)
+    console.print(_table(result))
+    console.print(f"written: {workdir}/{{manifest,metrics}}.json")
+
+
+def random_model(shape: t5_config.T5Config, dtype: Any, seed: int) -> t5.T5:
+    """A T5 of random weights, made in one program."""
+
+    def make(key: jax.Array) -> t5.T5:
+        return jax.tree.map(lambda x: x.astype(dtype), t5.T5(shape, key))
+
+    return jax.block_until_ready(jax.jit(make)(jax.random.key(seed)))
+
+
+def streamed_parameters(shape: t5_config.T5Config) -> int:
+    """Parameters that a decoder step reads: not the encoder, the embedding's other rows,
+    or the cross-attention's key and value projections, which `encode` has used up."""
+    cross = 2 * shape.d_attention * shape.d_model * shape.num_decoder_layers
+    attention = 4 * shape.d_attention * shape.d_model
+    feed_forward = (3 if shape.gated else 2) * shape.d_ff * shape.d_model
+    layers = shape.num_decoder_layers * (2 * attention + feed_forward)
+    return layers - cross + shape.vocab_size * shape.d_model
+
+
+def read_bandwidth(repeats: int) -> float:
+    """Bytes per second that the device reads from memory; the best of `repeats`."""
+    if jax.default_backend() != "cpu":
+        array = jnp.ones(_BANDWIDTH_BYTES // 4, jnp.float32)
+        copy = jax.jit(lambda x: x + 1)
+        timing = metrics.time_call(copy, array, repeats=repeats)
+        return 2 * array.nbytes / min(timing.times)
+    threads = os.cpu_count() or 1
+    parts = np.array_split(np.ones(_BANDWIDTH_BYTES // 4, np.float32), threads)
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        best = np.inf
+        for _ in range(repeats):
+            start = time.perf_counter()
+            list(pool.map(np.max, parts))
+            best = min(best, time.perf_counter() - start)
+    return _BANDWIDTH_BYTES / best
+
+
+def time_pass(
+    model: t5.T5, fed: int, config: ml_collections.ConfigDict
+) -> metrics.Costs:
+    """A plain step beside a pass of `fed` tokens, in the decoding loops' own code."""
+    inputs = jnp.full((config.batch_size, config.source_length), 2, jnp.int32)
+    return metrics.measure_costs(
+        model,
+        NgramDrafter(),
+        inputs,
+        jnp.ones(inputs.shape, bool),
+        build.row_keys(config.seed, config.batch_size),
+        sampling=Sampling(temperature=None),
+        gamma=fed - 1,
+        max_length=config.max_length,
+        repeats=config.repeats,
+    )
+
+
+def time_step(model: t5.T5, config: ml_collections.ConfigDict) -> metrics.Timing:
+    """A plain step alone."""
+    return time_pass(model, 2, config).step
+
+
+def _timing(timing: metrics.Timing) -> dict[str, float]:
+    return {
+        "seconds": timing.median,
+        "first_quartile": timing.low,
+        "third_quartile": timing.high,
+    }
+
+
+def _peak_memory() -> int:
+    """Bytes: of the device where it tells, else of this process."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _table(result: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    limit = result["limit_seconds"]
+    table = Table(
+        title=f"{result['model']}: {result['streamed_bytes'] / 1e6:.0f} MB read per "
+        f"step at {result['bandwidth'] / 1e9:.1f} GB/s",
+        caption=f"peak memory {result['peak_memory_bytes'] / 1e9:.2f} GB, of which "
+        f"parameters {result['parameter_bytes'] / 1e9:.2f} GB",
+    )
+    table.add_column("pass")
+    for name in ("ms", "quartiles", "x limit", "x step"):
+        table.add_column(name, justify="right")
+    table.add_row("limit: weights read once", f"{limit * 1e3:.1f}", "", "1.00", "")
+    rows = {"1 token (a step)": result["step"] | {"steps": 1.0}} | {
+        f"{m} tokens": timing for m, timing in result["passes"].items()
+    }
+    for name, timing in rows.items():
+        low, high = timing["first_quartile"] * 1e3, timing["third_quartile"] * 1e3
+        table.add_row(
+            name,
+            f"{timing['seconds'] * 1e3:.1f}",
+            f"{low:.1f}-{high:.1f}",
+            f"{timing['over_limit']:.2f}",
+            f"{timing['steps']:.2f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    command.run(main)

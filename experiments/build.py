@@ -1,0 +1,195 @@
+"""From settings to objects: the only tables that turn names into things."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from specjax import errors, zoo
+from specjax.data import tokenizer as tokenizers
+from specjax.drafters.base import Drafter
+from specjax.drafters.model import ModelDrafter
+from specjax.drafters.ngram import NgramDrafter
+from specjax.models import t5, t5_weights
+from specjax.sampling import Sampling, check_sampling
+from specjax.verify import Verifier, block_verify, token_verify
+
+_ZOO = "zoo/"
+
+# A drafter is made from the draft model, which is loaded only where the table says so.
+DRAFTERS: Mapping[str, Callable[[t5.T5 | None], Drafter]] = {
+    "model": ModelDrafter,
+    "ngram": lambda _: NgramDrafter(),
+}
+NEEDS_MODEL = ("model",)
+VERIFIERS: Mapping[str, Verifier] = {"token": token_verify, "block": block_verify}
+DTYPES: Mapping[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+Entry = TypeVar("Entry")
+
+
+def named(table: Mapping[str, Entry], name: str, setting: str) -> Entry:
+    """The entry of a table.
+
+    Raises:
+        InputError: no such entry; the message names the setting and the known names.
+    """
+    if name not in table:
+        raise errors.InputError(
+            f"config.{setting} is {name!r}: it must be one of {', '.join(table)}"
+        )
+    return table[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """What a decode needs, loaded and checked.
+
+    Attributes:
+        target: the target model.
+        drafter: proposes tokens.
+        draft_model: the drafter's own model, if it has one.
+        tokenizer: that of both models.
+        num_tokens: ids with a meaning; the rows past them are dead. None: none are.
+    """
+
+    target: t5.T5
+    drafter: Drafter
+    draft_model: t5.T5 | None
+    tokenizer: tokenizers.Tokenizer
+    num_tokens: int | None
+
+
+def checkpoint_folder(name: str, setting: str) -> pathlib.Path:
+    """The folder behind a checkpoint setting; "zoo/..." ships with specjax.
+
+    Raises:
+        InputError: empty, or no such folder.
+    """
+    if not name:
+        raise errors.InputError(f"config.{setting} is empty: name a model's folder")
+    if name.startswith(_ZOO):
+        return zoo.folder(name.removeprefix(_ZOO))
+    path = pathlib.Path(name).expanduser().absolute()
+    if not path.is_dir():
+        raise errors.InputError(f"config.{setting} is {name!r}: no such folder")
+    return path
+
+
+def build_pair(config: ml_collections.ConfigDict) -> Pair:
+    """Loads target, draft and tokenizer.
+
+    Raises:
+        InputError: a name or a folder is wrong, a checkpoint is damaged, or the draft
+            has another tokenizer than the target.
+    """
+    make_drafter = named(DRAFTERS, config.drafter, "drafter")
+    dtype = named(DTYPES, config.dtype, "dtype")
+    folder = checkpoint_folder(config.target.checkpoint, "target.checkpoint")
+    tokenizer = tokenizers.load_tokenizer(folder)
+    draft_model = None
+    if config.drafter in NEEDS_MODEL:
+        draft_folder = checkpoint_folder(config.draft.checkpoint, "draft.checkpoint")
+        draft_tokenizer = tokenizers.load_tokenizer(draft_folder)
+        tokenizers.check_same_tokenizer(tokenizer, draft_tokenizer)
+        draft_model = t5_weights.load_t5(draft_folder, dtype)
+    target = t5_weights.load_t5(folder, dtype)
+    known = tokenizer.vocab_size
+    if known > target.vocab_size:
+        raise errors.InputError(
+            f"the tokenizer in {folder} has {known} ids and the model there "
+            f"{target.vocab_size} rows: they do not belong together"
+        )
+    return Pair(
+        target=target,
+        drafter=make_drafter(draft_model),
+        draft_model=draft_model,
+        tokenizer=tokenizer,
+        num_tokens=known if known < target.vocab_size else None,
+    )
+
+
+def build_sampling(
+    settings: ml_collections.ConfigDict, setting: str, num_tokens: int | None
+) -> Sampling:
+    """The sampling of a sampled run.
+
+    Raises:
+        InputError: a number means nothing.
+    """
+    sampling = Sampling(
+        temperature=1.0 if settings.temperature is None else settings.temperature,
+        top_k=settings.top_k,
+        top_p=settings.top_p,
+        num_tokens=num_tokens,
+    )
+    check_sampling(sampling, f"config.{setting}")
+    return sampling
+
+
+def build_draft_sampling(
+    config: ml_collections.ConfigDict, num_tokens: int | None
+) -> Sampling | None:
+    """The draft's sampling where it differs from the target's, else None.
+
+    What the draft leaves out it takes from the target.
+
+    Raises:
+        InputError: a number means nothing, or the drafter draws nothing.
+    """
+    own = config.draft_sampling
+    if all(own[name] is None for name in own):
+        return None
+    if config.drafter not in NEEDS_MODEL:
+        raise errors.InputError(
+            f"config.draft_sampling is set and the drafter {config.drafter!r} draws "
+            "nothing: leave it out"
+        )
+    merged = {
+        name: config.sampling[name] if own[name] is None else own[name] for name in own
+    }
+    return build_sampling(
+        ml_collections.ConfigDict(merged), "draft_sampling", num_tokens
+    )
+
+
+def parse_gamma(value: Any) -> int | None:
+    """A whole number >= 1, or None for "auto".
+
+    Raises:
+        InputError: anything else.
+    """
+    if value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise errors.InputError(
+            f"config.gamma is {value!r}: it must be a whole number of drafted tokens, "
+            "at least 1, or auto (which may decide for plain decoding)"
+        )
+    return value
+
+
+def positive(config: ml_collections.ConfigDict, *names: str) -> None:
+    """Refuses settings that must be whole numbers above 0.
+
+    Raises:
+        InputError: naming the first that is not.
+    """
+    for name in names:
+        if config[name] < 1:
+            raise errors.InputError(f"config.{name} is {config[name]}: at least 1")
+
+
+def row_keys(seed: int, rows: int) -> jax.Array:
+    """One key per input row, the same for a row whatever batch it lands in."""
+    if not 0 <= seed < math.inf:
+        raise errors.InputError(f"config.seed is {seed}: a whole number >= 0")
+    key = jax.random.key(seed, impl="threefry2x32")
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))

@@ -1,0 +1,163 @@
+"""What all commands share: flags, one-sentence errors, the manifest of a run."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from specjax import errors
+
+Main = Callable[[ml_collections.ConfigDict, pathlib.Path, flags.FlagValues], int | None]
+
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "optax", "orbax-checkpoint", "specjax")
+
+
+def run(
+    main: Main,
+    argv: Sequence[str] | None = None,
+    *,
+    define: Callable[[flags.FlagValues], None] | None = None,
+) -> None:
+    """Parses the flags, runs `main` and exits: 0, or 2 after one sentence on stderr.
+
+    Flags live in a set of their own and are defined here, so that importing a command
+    defines nothing and a notebook can run several.
+
+    Args:
+        main: ``(config, workdir, flags) -> exit code or None``; it raises `InputError`
+            for what its user must change.
+        argv: command line with the program first; default: ``sys.argv``.
+        define: adds flags of the command's own.
+    """
+    argv = _without_kernel_file(list(sys.argv if argv is None else argv))
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file(
+        "config",
+        None,
+        "Python file with get_config(); --config.NAME=VALUE changes a setting.",
+        lock_config=True,
+        flag_values=values,
+    )
+    workdir = flags.DEFINE_string(
+        "workdir", None, "Folder that receives the run's files.", flag_values=values
+    )
+    if define is not None:
+        define(values)
+    if any(argument in ("--help", "-h", "-help") for argument in argv[1:]):
+        print(sys.modules[main.__module__].__doc__)
+        print(values.get_help())
+        sys.exit(0)
+    try:
+        _parse(values, argv)
+        if config.value is None:
+            raise errors.InputError(
+                "--config is missing: name a file, for example --config=configs/demo.py"
+            )
+        if not workdir.value:
+            raise errors.InputError(
+                "--workdir is missing: name the folder that receives the run's files"
+            )
+        folder = pathlib.Path(workdir.value).expanduser().absolute()
+        if folder.exists() and not folder.is_dir():
+            raise errors.InputError(f"--workdir={workdir.value} is not a folder")
+        code = main(config.value, folder, values)
+    except errors.InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted: what was written stays", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(code or 0)
+
+
+def _parse(values: flags.FlagValues, argv: list[str]) -> None:
+    try:
+        rest = values(argv)
+    except (
+        flags.Error,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as error:
+        text = " ".join(str(error).replace("\\'", "'").split())
+        raise errors.InputError(f"flags: {text}") from error
+    if len(rest) > 1:
+        raise errors.InputError(
+            f"flags: {rest[1]!r} is not a flag; settings are --config.NAME=VALUE"
+        )
+
+
+def _without_kernel_file(argv: list[str]) -> list[str]:
+    """Drops `-f kernel.json`, with which a notebook starts its own process."""
+    for at, argument in enumerate(argv[:-1]):
+        if argument == "-f" and argv[at + 1].endswith(".json"):
+            return argv[:at] + argv[at + 2 :]
+    return argv
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Writes a JSON file in one piece: a reader never sees half of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(
+        json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    partial.replace(path)
+
+
+def manifest(config: ml_collections.ConfigDict, **effective: Any) -> dict[str, Any]:
+    """What is needed to run this again: versions, device, revision, settings.
+
+    Args:
+        config: the settings as given.
+        **effective: what they came to (resolved gamma, draft temperature, dead rows).
+    """
+    device = jax.devices()[0]
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # a checkout that is not installed has no version of its own
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "versions": versions,
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "count": jax.device_count(),
+            "cpu_count": os.cpu_count(),
+        },
+        "git": _git_revision(),
+        "config": config.to_dict(),
+        "effective": effective,
+    }
+
+
+def _git_revision() -> dict[str, Any] | None:
+    folder = pathlib.Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return {"revision": git("rev-parse", "HEAD"), "clean": not git("status", "-s")}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,407 @@
+"""Decoding the same batches with and without a draft: outputs, seconds, counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from experiments import build
+from specjax import metrics, theory
+from specjax.data import batches
+from specjax.decoding import (
+    DecodeOutput,
+    Stats,
+    autoregressive_generate,
+    speculative_generate,
+)
+from specjax.sampling import Sampling
+from specjax.verify import Verifier
+
+_MAX_AUTO_GAMMA = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """One way of drawing tokens.
+
+    Attributes:
+        name: "greedy" or "sampled".
+        sampling: of the target.
+        draft_sampling: of the draft; None: the target's.
+        gamma: tokens drafted per target call; 0: plain decoding.
+    """
+
+    name: str
+    sampling: Sampling
+    draft_sampling: Sampling | None
+    gamma: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What all modes share.
+
+    Attributes:
+        pair: the models.
+        verifier: decides which drafted tokens stand.
+        max_length: decoder tokens, start token included.
+    """
+
+    pair: build.Pair
+    verifier: Verifier
+    max_length: int
+
+    def plain(self, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode) -> Any:
+        """Decodes a batch with the target alone."""
+        return autoregressive_generate(
+            self.pair.target,
+            batch.inputs,
+            batch.mask,
+            keys,
+            sampling=mode.sampling,
+            max_length=self.max_length,
+            budget=_budget(batch, self.max_length),
+            eos_id=self.pair.target.config.eos_id,
+        )
+
+    def speculative(
+        self,
+        batch: batches.InferenceBatch,
+        keys: jax.Array,
+        mode: Mode,
+        with_trace: bool = False,
+    ) -> DecodeOutput:
+        """Decodes a batch with the draft in front; plainly where gamma is 0."""
+        if mode.gamma == 0:
+            return self.plain(batch, keys, mode)
+        return speculative_generate(
+            self.pair.target,
+            self.pair.drafter,
+            batch.inputs,
+            batch.mask,
+            keys,
+            verifier=self.verifier,
+            sampling=mode.sampling,
+            draft_sampling=mode.draft_sampling,
+            gamma=mode.gamma,
+            max_length=self.max_length,
+            budget=_budget(batch, self.max_length),
+            eos_id=self.pair.target.config.eos_id,
+            trace=with_trace,
+        )
+
+
+@dataclasses.dataclass
+class Tally:
+    """What one mode's batches add up to."""
+
+    plain_seconds: float = 0.0
+    plain_tokens: int = 0
+    speculative_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    agreements: list[metrics.Agreement] = dataclasses.field(default_factory=list)
+    stats: list[Stats] = dataclasses.field(default_factory=list)
+    mismatches: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
+def measure_costs(
+    setup: Setup, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode
+) -> metrics.Costs:
+    """Times of drafting, verifying and encoding for one mode's gamma."""
+    return metrics.measure_costs(
+        setup.pair.target,
+        setup.pair.drafter,
+        jnp.asarray(batch.inputs),
+        jnp.asarray(batch.mask),
+        batch_keys(keys, batch),
+        verifier=setup.verifier,
+        sampling=mode.sampling,
+        draft_sampling=mode.draft_sampling,
+        gamma=mode.gamma,
+        max_length=setup.max_length,
+    )
+
+
+def resolve_gamma(
+    setup: Setup, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode
+) -> tuple[Mode, dict[int, metrics.Costs]]:
+    """Chooses gamma by measured survival and costs; 0 where plain decoding is best.
+
+    Survival comes from one batch decoded at the longest gamma in question. Costs
+    between the two gammas that are timed are taken to grow linearly.
+    """
+
+    def at(gamma: int) -> Mode:
+        return dataclasses.replace(mode, gamma=gamma)
+
+    longest = at(_MAX_AUTO_GAMMA)
+    output = setup.speculative(batch, batch_keys(keys, batch), longest)
+    costs = {
+        gamma: measure_costs(setup, batch, keys, at(gamma))
+        for gamma in (1, _MAX_AUTO_GAMMA)
+    }
+    chosen = best_gamma(metrics.survival(output.stats), costs)
+    if chosen and chosen not in costs:
+        costs[chosen] = measure_costs(setup, batch, keys, at(chosen))
+    return at(chosen), costs
+
+
+def decode_all(
+    setup: Setup,
+    parts: list[batches.InferenceBatch],
+    keys: jax.Array,
+    modes: list[Mode],
+    config: ml_collections.ConfigDict,
+    lines: list[str],
+    workdir: pathlib.Path,
+    tallies: dict[str, Tally],
+) -> list[dict[str, Any]]:
+    """Decodes every batch in every mode, both ways, and writes its lines at once.
+
+    Returns:
+        The content of ``decodes.jsonl``, in order of the input.
+    """
+    from rich import progress
+
+    warm: set[tuple[str, int]] = set()
+    records: list[dict[str, Any]] = []
+    path = workdir / "decodes.jsonl"
+    with (
+        open(path, "w", encoding="utf-8") as file,
+        progress.Progress(
+            progress.TextColumn("decoding"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            transient=True,
+        ) as bar,
+    ):
+        task = bar.add_task("", total=len(lines))
+        for part in parts:
+            made: dict[int, dict[str, Any]] = {}
+            for mode in modes:
+                shape = (mode.name, part.inputs.shape[1])
+                plain, fast = decode_batch(
+                    setup,
+                    part,
+                    batch_keys(keys, part),
+                    mode,
+                    config.repeats,
+                    tallies[mode.name],
+                    shape not in warm,
+                )
+                warm.add(shape)
+                for slot, row in enumerate(part.rows):
+                    if part.valid[slot]:
+                        record = made.setdefault(int(row), {"input": lines[row]})
+                        part_record = _record(setup, mode, plain, fast, slot)
+                        if mode.name == "greedy":
+                            record |= part_record
+                        else:
+                            record[mode.name] = part_record
+            for row in sorted(made):
+                records.append({"row": row} | made[row])
+                file.write(json.dumps(records[-1], ensure_ascii=False) + "\n")
+            file.flush()
+            bar.advance(task, int(np.sum(part.valid)))
+    # Batches come by length; the finished file follows the input.
+    records.sort(key=lambda record: record["row"])
+    partial = path.with_suffix(".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
+    partial.replace(path)
+    return records
+
+
+def decode_batch(
+    setup: Setup,
+    part: batches.InferenceBatch,
+    keys: jax.Array,
+    mode: Mode,
+    repeats: int,
+    tally: Tally,
+    is_new_shape: bool,
+) -> tuple[DecodeOutput, DecodeOutput]:
+    """Decodes one batch both ways, interleaved, and adds medians to the tally."""
+
+    def plain() -> DecodeOutput:
+        return setup.plain(part, keys, mode)
+
+    def fast() -> DecodeOutput:
+        return setup.speculative(part, keys, mode)
+
+    first = [_timed(plain)[1], _timed(fast)[1]] if is_new_shape else []
+    plain_times, fast_times = [], []
+    for _ in range(repeats):
+        plain_output, seconds = _timed(plain)
+        plain_times.append(seconds)
+        fast_output, seconds = _timed(fast)
+        fast_times.append(seconds)
+    medians = float(np.median(plain_times)), float(np.median(fast_times))
+    if first:
+        tally.compile_seconds += max(sum(first) - sum(medians), 0.0)
+    tally.plain_seconds += medians[0]
+    tally.speculative_seconds += medians[1]
+    tally.plain_tokens += int(np.sum(plain_output.stats.emitted))
+    tally.stats.append(fast_output.stats)
+    tally.agreements.append(_agreement(setup, part, mode, plain_output))
+    if mode.sampling.greedy:
+        tally.mismatches += list(_mismatches(setup, part, plain_output, fast_output))
+    return plain_output, fast_output
+
+
+def _agreement(
+    setup: Setup, part: batches.InferenceBatch, mode: Mode, plain: DecodeOutput
+) -> metrics.Agreement:
+    """Where the draft's laws agree with the target's on the target's own output."""
+    models = setup.pair.target, setup.pair.draft_model or setup.pair.drafter
+    measure = (
+        metrics.drafter_alpha
+        if setup.pair.draft_model is None
+        else metrics.teacher_forced_alpha
+    )
+    return measure(
+        *models,
+        jnp.asarray(part.inputs),
+        jnp.asarray(part.mask),
+        plain.tokens,
+        plain.length,
+        sampling=mode.sampling,
+        draft_sampling=mode.draft_sampling,
+    )
+
+
+def batch_keys(keys: jax.Array, part: batches.InferenceBatch) -> jax.Array:
+    """Each row's own key; rows that fill the batch take the first."""
+    return keys[np.maximum(part.rows, 0)]
+
+
+def summarize(mode: Mode, tally: Tally, costs: metrics.Costs) -> dict[str, Any]:
+    """One mode's part of ``metrics.json``."""
+    stats = metrics.merge(tally.stats)
+    emitted = int(np.sum(stats.emitted))
+    calls = int(np.sum(stats.target_calls))
+    alpha = metrics.alpha(*tally.agreements)
+    speculates = mode.gamma > 0
+    drafted, accepted = int(np.sum(stats.drafted)), int(np.sum(stats.accepted))
+    return {
+        "gamma": mode.gamma,
+        "autoregressive": {
+            "tokens": tally.plain_tokens,
+            "seconds": tally.plain_seconds,
+            "tokens_per_second": tally.plain_tokens / tally.plain_seconds,
+        },
+        "speculative": {
+            "tokens": emitted,
+            "seconds": tally.speculative_seconds,
+            "tokens_per_second": emitted / tally.speculative_seconds,
+            "target_calls": calls,
+            "drafted": drafted,
+            "accepted": accepted,
+        },
+        # Per token: sampled outputs of the two ways differ in length.
+        "speedup": (tally.plain_seconds / tally.plain_tokens)
+        / (tally.speculative_seconds / emitted),
+        "predicted_speedup": theory.speedup_from_counts(
+            emitted,
+            calls,
+            mode.gamma,
+            costs.cost_ratio,
+            costs.verify_ratio,
+            len(tally.stats) * costs.encode_ratio,
+            len(tally.stats) * costs.draft_encode_ratio,
+        )
+        if speculates
+        else 1.0,
+        "formula_speedup": 1.0
+        if not speculates
+        else float(theory.walltime_factor(alpha, mode.gamma, costs.cost_ratio)),
+        "alpha": alpha,
+        "acceptance_rate": metrics.acceptance_rate(stats) if drafted else None,
+        "survival": metrics.survival(stats) if speculates else [],
+        "block_efficiency": metrics.block_efficiency(stats),
+        "cost_ratio": costs.cost_ratio,
+        "verify_ratio": costs.verify_ratio,
+        "encode_ratio": costs.encode_ratio,
+        "compile_seconds": tally.compile_seconds,
+        "identical": not tally.mismatches if mode.sampling.greedy else None,
+        "mismatches": tally.mismatches,
+    }
+
+
+def _timed(function: Callable[[], DecodeOutput]) -> tuple[DecodeOutput, float]:
+    start = time.perf_counter()
+    output = jax.block_until_ready(function())
+    return output, time.perf_counter() - start
+
+
+def _budget(batch: batches.InferenceBatch, max_length: int) -> np.ndarray:
+    """No tokens for rows that only fill the batch."""
+    return np.where(batch.valid, max_length, 0).astype(np.int32)
+
+
+def best_gamma(survival: list[float], costs: dict[int, metrics.Costs]) -> int:
+    """The best draft length by measured figures; 0: plain decoding."""
+    if not survival:
+        return 0
+    known = sorted(costs)
+    gammas = range(1, len(survival) + 1)
+    return theory.best_gamma_from_survival(
+        survival,
+        list(np.interp(gammas, known, [costs[g].cost_ratio for g in known])),
+        list(np.interp(gammas, known, [costs[g].verify_ratio for g in known])),
+    )
+
+
+def _record(
+    setup: Setup, mode: Mode, plain: DecodeOutput, fast: DecodeOutput, slot: int
+) -> dict[str, Any]:
+    tokens = _new_tokens(fast, slot)
+    record: dict[str, Any] = {
+        "tokens": tokens,
+        "text": setup.pair.tokenizer.decode(tokens),
+        "target_calls": int(fast.stats.target_calls[slot]),
+        "accepted": int(np.sum(np.asarray(fast.stats.accepted)[slot])),
+    }
+    if mode.name == "greedy":
+        record["autoregressive_tokens"] = _new_tokens(plain, slot)
+        record["identical"] = record["autoregressive_tokens"] == tokens
+    return record
+
+
+def _new_tokens(output: DecodeOutput, slot: int) -> list[int]:
+    """What was written after the start token."""
+    return np.asarray(output.tokens)[slot, 1 : int(output.length[slot])].tolist()
+
+
+def _mismatches(
+    setup: Setup,
+    part: batches.InferenceBatch,
+    plain: DecodeOutput,
+    fast: DecodeOutput,
+) -> Iterator[dict[str, Any]]:
+    """Where the two ways first part, with the gap between the two tokens' logits."""
+    one, other = np.asarray(plain.tokens), np.asarray(fast.tokens)
+    differing = np.flatnonzero((one != other).any(1) & part.valid)
+    if not differing.size:
+        return
+    encoded = setup.pair.target.encode(jnp.asarray(part.inputs), jnp.asarray(part.mask))
+    output, _ = setup.pair.target.decode(plain.tokens, None, encoded)
+    for slot in differing:
+        position = int(np.argmax(one[slot] != other[slot]))
+        logits = np.asarray(output.logits)[slot, position - 1]
+        gap = abs(float(logits[one[slot, position]] - logits[other[slot, position]]))
+        yield {
+            "row": int(part.rows[slot]),
+            "position": position,
+            "top2_gap": gap,
+        }

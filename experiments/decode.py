@@ -1,0 +1,232 @@
+"""Decodes a file's lines with a target alone and with a draft in front of it.
+
+    python -m experiments.decode --config=configs/demo.py --workdir=DIR [--input=FILE]
+
+Shows every output in colour (which tokens were drafted and stood), then speed,
+acceptance and costs. Writes DIR/manifest.json, DIR/metrics.json and DIR/decodes.jsonl.
+Exit code 1: greedy outputs differ by more than rounding explains.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from absl import flags
+
+from experiments import build, command, compare
+from specjax import errors, metrics
+from specjax.data import batches
+from specjax.report import table, trace
+from specjax.sampling import Sampling
+
+# Greedy outputs may part where two tokens score alike up to rounding, and only there.
+_TIE = 1e-4
+
+
+def main(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
+) -> int:
+    """Runs the command; returns the exit code."""
+    from rich.console import Console
+
+    path = pathlib.Path(values.input or config.input).expanduser()
+    lines = read_lines(path)
+    build.positive(config, "max_length", "batch_size", "repeats")
+    gamma = build.parse_gamma(config.gamma)
+    verifier = build.named(build.VERIFIERS, config.verifier, "verifier")
+    pair = build.build_pair(config)
+    modes = build_modes(config, pair.num_tokens, gamma)
+    rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
+    check_lengths(rows, config.buckets, path)
+    parts = list(batches.inference_batches(rows, config.batch_size, config.buckets))
+    keys = build.row_keys(config.seed, len(rows))
+    setup = compare.Setup(pair, verifier, config.max_length)
+
+    console = Console()
+    workdir.mkdir(parents=True, exist_ok=True)
+    # The costs are those of the bucket that holds the most lines.
+    usual = max(parts, key=lambda part: _lines_like(part, parts))
+    costs: dict[str, dict[int, metrics.Costs]] = {}
+    with console.status("timing a draft step, a target step and a verifying pass"):
+        for i, mode in enumerate(modes):
+            if gamma is None:
+                modes[i], costs[mode.name] = compare.resolve_gamma(
+                    setup, usual, keys, mode
+                )
+            else:
+                own = compare.measure_costs(setup, usual, keys, mode)
+                costs[mode.name] = {mode.gamma: own}
+    command.write_json(
+        workdir / "manifest.json",
+        command.manifest(
+            config,
+            input=str(path),
+            gamma={mode.name: mode.gamma for mode in modes},
+            num_tokens=pair.num_tokens,
+            dead_rows=pair.target.vocab_size - pair.tokenizer.vocab_size,
+            sampling={mode.name: _numbers(mode.sampling) for mode in modes},
+            draft_sampling={
+                mode.name: _numbers(mode.draft_sampling or mode.sampling)
+                for mode in modes
+            },
+        ),
+    )
+    tallies = {mode.name: compare.Tally() for mode in modes}
+    records = compare.decode_all(
+        setup, parts, keys, modes, config, lines, workdir, tallies
+    )
+    _show(console, records, pair, setup, parts, keys, modes[0])
+
+    results = {
+        mode.name: compare.summarize(
+            mode, tallies[mode.name], costs[mode.name][mode.gamma or 1]
+        )
+        for mode in modes
+    }
+    first = results[modes[0].name]
+    content = dict(first) | {name: r for name, r in results.items() if r is not first}
+    command.write_json(workdir / "metrics.json", content)
+    console.print(table.summary_table(results))
+    for mode in modes:
+        result = results[mode.name]
+        best = compare.best_gamma(result["survival"], costs[mode.name])
+        warning = table.verdict(mode.name, result, mode.gamma, best)
+        if warning:
+            console.print(f"[bold red]{warning}")
+    if pair.num_tokens is not None:
+        console.print(
+            f"ids from {pair.num_tokens} on are padding of the vocabulary and ruled out"
+        )
+    console.print(f"written: {workdir}/{{manifest,metrics}}.json, decodes.jsonl")
+    return _exit_code(results, console)
+
+
+def build_modes(
+    config: ml_collections.ConfigDict, num_tokens: int | None, gamma: int | None
+) -> list[compare.Mode]:
+    """The runs asked for, in order.
+
+    Raises:
+        InputError: an unknown or missing run, or sampling that means nothing.
+    """
+    greedy = Sampling(temperature=None, num_tokens=num_tokens)
+    sampled = build.build_sampling(config.sampling, "sampling", num_tokens)
+    draft = build.build_draft_sampling(config, num_tokens)
+    known = {
+        "greedy": compare.Mode("greedy", greedy, None, gamma or 1),
+        "sampled": compare.Mode("sampled", sampled, draft, gamma or 1),
+    }
+    if not config.runs:
+        raise errors.InputError("config.runs is empty: greedy, sampled or both")
+    for name in config.runs:
+        build.named(known, name, "runs")
+    return [mode for name, mode in known.items() if name in config.runs]
+
+
+def read_lines(path: pathlib.Path) -> list[str]:
+    """The lines of a text file.
+
+    Raises:
+        InputError: no such file, not UTF-8, no line, or an empty line.
+    """
+    if not path.is_file():
+        raise errors.InputError(f"--input={path}: no such file")
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise errors.InputError(f"--input={path} is not UTF-8 text") from error
+    if lines[-1] == "":
+        lines.pop()  # the last line's end
+    lines = [line.removesuffix("\r") for line in lines]
+    if not lines:
+        raise errors.InputError(f"--input={path} is empty: it needs a line to decode")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise errors.InputError(f"--input={path}, line {number} is empty")
+    return lines
+
+
+def check_lengths(rows: list[list[int]], buckets: Any, path: pathlib.Path) -> None:
+    """Names the first line that no bucket holds.
+
+    Raises:
+        InputError: there is one.
+    """
+    longest = max(batches.check_buckets(buckets))
+    for number, row in enumerate(rows, start=1):
+        if len(row) > longest:
+            raise errors.InputError(
+                f"--input={path}, line {number} has {len(row)} tokens; the longest of "
+                f"config.buckets is {longest}: shorten the line or add a bucket"
+            )
+
+
+def _lines_like(
+    part: batches.InferenceBatch, parts: list[batches.InferenceBatch]
+) -> int:
+    width = part.inputs.shape[1]
+    return sum(int(p.valid.sum()) for p in parts if p.inputs.shape[1] == width)
+
+
+def _numbers(sampling: Sampling) -> dict[str, Any]:
+    return {
+        "temperature": "greedy" if sampling.greedy else sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+    }
+
+
+def _show(
+    console: Any,
+    records: list[dict[str, Any]],
+    pair: build.Pair,
+    setup: compare.Setup,
+    parts: list[batches.InferenceBatch],
+    keys: jax.Array,
+    mode: compare.Mode,
+) -> None:
+    """Prints each line's decode in colour; it is decoded once more, with a trace."""
+    from rich.text import Text
+
+    traced: dict[int, Text] = {}
+    if mode.gamma:
+        for part in parts:
+            output = setup.speculative(part, compare.batch_keys(keys, part), mode, True)
+            for slot in np.flatnonzero(part.valid):
+                tokens = trace.traced_tokens(output, slot)
+                texts = pair.tokenizer.decode_pieces([t.token for t in tokens])
+                traced[int(part.rows[slot])] = trace.coloured(tokens, texts)
+        console.print(trace.legend())
+    for record in records:
+        row = record["row"]
+        own = record if mode.name == "greedy" else record[mode.name]
+        console.print(Text(f"{row + 1:>3}  {record['input']}", "dim"))
+        console.print(Text("     ").append(traced.get(row, Text(own["text"]))))
+
+
+def _exit_code(results: dict[str, dict[str, Any]], console: Any) -> int:
+    worst = 0.0
+    for result in results.values():
+        for mismatch in result["mismatches"]:
+            worst = max(worst, mismatch["top2_gap"])
+    if worst > _TIE:
+        console.print(
+            f"[bold red]greedy outputs differ where the logits are {worst:.2g} apart: "
+            "more than rounding explains"
+        )
+        return 1
+    return 0
+
+
+def _define(values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "input", None, "Text file, one input per line.", flag_values=values
+    )
+
+
+if __name__ == "__main__":
+    command.run(main, define=_define)

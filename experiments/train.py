@@ -1,0 +1,411 @@
+"""Trains a T5 on pairs of texts; resumes where it was stopped; exports what it has."""
+
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import pathlib
+import platform
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from absl import app, flags
+from ml_collections import config_flags
+
+from specjax import checkpoints, errors
+from specjax.data import batches, pairs, tokenizer
+from specjax.models import t5, t5_config, t5_weights
+from specjax.training import init, step
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "The run's settings.", lock_config=True
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+_EXPORT_ONLY = flags.DEFINE_bool(
+    "export_only", False, "Export the newest checkpoint without training."
+)
+
+# What a resumed run may change without becoming another run.
+_FREE_SETTINGS = ("log_every", "evaluate_every", "checkpoint_every", "keep", "export")
+
+
+Example = tuple[list[int], list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Training examples as ids, and padded validation batches."""
+
+    train: list[Example]
+    validation: list[step.Batch]
+
+
+def model_config(config: ml_collections.ConfigDict) -> t5_config.T5Config:
+    """The model's shape from ``config.model``."""
+    return t5_config.T5Config(**config.model)
+
+
+def optimizer_config(config: ml_collections.ConfigDict) -> step.OptimizerConfig:
+    """The optimizer's settings from ``config.optimizer``."""
+    return step.OptimizerConfig(**config.optimizer)
+
+
+def initial_state(config: ml_collections.ConfigDict) -> step.TrainState:
+    """The state before the first step, as ``config.init`` says.
+
+    Raises:
+        errors.InputError: ``config.init`` is neither "mimetic", "random" nor the
+            directory of a model of the shape ``config.model``.
+    """
+    model_key, run_key = jax.random.split(jax.random.key(config.seed))
+    shape = model_config(config)
+    if config.init == "mimetic":
+        model = init.mimetic_init(t5.T5(shape, model_key))
+    elif config.init == "random":
+        model = t5.T5(shape, model_key)
+    elif pathlib.Path(config.init).is_dir():
+        model = t5_weights.load_t5(config.init)
+        stored = dataclasses.replace(model.config, dropout_rate=shape.dropout_rate)
+        if stored != shape:
+            raise errors.InputError(
+                f"config.init: the model in {config.init} is {stored}, config.model "
+                f"asks for {shape}"
+            )
+        model.config = shape
+    else:
+        raise errors.InputError(
+            f"config.init is {config.init!r}: it must be 'mimetic', 'random' or the "
+            "directory of a trained model"
+        )
+    return step.init_state(model, optimizer_config(config), run_key)
+
+
+def train(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    show: Callable[[str], None] = print,
+) -> step.TrainState:
+    """Trains to ``config.optimizer.steps``, from the newest checkpoint if there is one.
+
+    Args:
+        config: see `configs/repair_target.py`.
+        workdir: receives `manifest.json`, `train.jsonl` (a line per logged step and per
+            evaluation), `checkpoints/`, `metrics.json` and, at the end, `export/`.
+        show: prints a line.
+
+    Returns:
+        The last state.
+
+    Raises:
+        errors.InputError: a setting or a file is wrong, or `workdir` holds another run.
+    """
+    workdir.mkdir(parents=True, exist_ok=True)
+    settings, optimizer = config.to_dict(), optimizer_config(config)
+    state = _resume(config, workdir, show)
+    data = _load_data(config, show)
+    _write_json(workdir / "manifest.json", _manifest(settings))
+    metrics_path = workdir / "train.jsonl"
+    _drop_after(metrics_path, int(state.step))
+    evaluation: dict[str, float] = {}
+
+    recent: list[dict[str, jax.Array]] = []
+    since = time.monotonic()
+    with _progress(optimizer.steps, int(state.step)) as advance:
+        stream = batches.training_batches(
+            data.train,
+            config.data.tokens_per_batch,
+            config.data.buckets,
+            config.seed,
+            batches.Position(int(state.epoch), int(state.index)),
+        )
+        for batch, position in stream:
+            if int(state.step) >= optimizer.steps:
+                break
+            state, metrics = step.train_step(
+                state,
+                _to_device(batch),
+                config=optimizer,
+                label_smoothing=config.label_smoothing,
+            )
+            state = state.replace(
+                epoch=jnp.array(position.epoch, jnp.int32),
+                index=jnp.array(position.index, jnp.int32),
+            )
+            recent.append(metrics)
+            number = int(state.step)
+            last = number == optimizer.steps
+            if number % config.log_every == 0 or last:
+                line = _averages(number, recent, time.monotonic() - since)
+                _append(metrics_path, line)
+                advance(number, line)
+                if not np.isfinite(line["loss"]):
+                    raise errors.InputError(
+                        f"the loss is {line['loss']} at step {number}: lower "
+                        "config.optimizer.learning_rate and start again from the last "
+                        "checkpoint"
+                    )
+                recent, since = [], time.monotonic()
+            if number % config.evaluate_every == 0 or last:
+                evaluation = {"step": number} | evaluate(state.model, data.validation)
+                _append(metrics_path, evaluation)
+                advance(number, evaluation)
+                since = time.monotonic()
+            if number % config.checkpoint_every == 0 or last:
+                checkpoints.save(
+                    workdir / "checkpoints", number, state, settings, keep=config.keep
+                )
+                since = time.monotonic()
+    if evaluation:
+        _write_json(workdir / "metrics.json", evaluation)
+    export(config, state.model, workdir)
+    show(f"exported step {int(state.step)} to {workdir / 'export'}")
+    return state
+
+
+def evaluate(model: t5.T5, data: Sequence[step.Batch]) -> dict[str, float]:
+    """Teacher-forced scores on held-out batches.
+
+    Returns:
+        ``validation_nll`` (nats a token), ``token_accuracy``, and ``exact_match``: the
+        share of rows that greedy decoding reproduces.
+    """
+    sums = [step.eval_step(model, batch) for batch in data]
+    total = jax.tree.map(lambda *leaves: float(sum(leaves)), *sums)
+    return {
+        "validation_nll": total.nll / total.tokens,
+        "token_accuracy": total.correct / total.tokens,
+        "exact_match": total.exact / total.rows,
+    }
+
+
+def export(
+    config: ml_collections.ConfigDict, model: t5.T5, workdir: pathlib.Path
+) -> None:
+    """Writes `workdir/export`: a Hugging Face directory of the model and tokenizer."""
+    target = workdir / "export"
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copy(pathlib.Path(config.data.folder) / "spiece.model", target)
+    t5_weights.save_t5(model, target, dtype=jnp.dtype(config.export.dtype))
+
+
+def export_newest(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
+    """Exports the newest checkpoint of `workdir`; returns its step.
+
+    Raises:
+        errors.InputError: there is no checkpoint.
+    """
+    restored = checkpoints.restore(workdir / "checkpoints", initial_state(config))
+    if restored is None:
+        raise errors.InputError(f"no checkpoint in {workdir / 'checkpoints'}")
+    export(config, restored.state.model, workdir)
+    return restored.step
+
+
+def _load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) -> Data:
+    folder = pathlib.Path(config.data.folder)
+    if not config.data.folder or not folder.is_dir():
+        raise errors.InputError(
+            f"config.data.folder is {config.data.folder!r}: name the folder that "
+            "holds train.jsonl, validation.jsonl and spiece.model"
+        )
+    pieces = tokenizer.load_tokenizer(folder)
+    if pieces.vocab_size > config.model.vocab_size:
+        raise errors.InputError(
+            f"config.model.vocab_size is {config.model.vocab_size}, the tokenizer in "
+            f"{folder} has {pieces.vocab_size} ids"
+        )
+
+    limit = config.data.max_tokens
+
+    def read(path: pathlib.Path) -> list[Example]:
+        examples = [
+            (pieces.encode(pair.source), pieces.encode(pair.target))
+            for pair in pairs.load_pairs(path)
+        ]
+        short = [ids for ids in examples if max(map(len, ids)) <= limit]
+        if len(short) < len(examples):
+            show(
+                f"{path}: {len(examples) - len(short)} of {len(examples)} examples "
+                f"are longer than config.data.max_tokens = {limit} and stay out"
+            )
+        return short
+
+    rows = read(folder / "validation.jsonl")[: config.data.validation_rows]
+    plan = batches.plan_batches(rows, config.data.tokens_per_batch, config.data.buckets)
+    validation = batches.epoch_batches(rows, plan, seed=0, epoch=0)
+    return Data(
+        train=read(pathlib.Path(config.data.train or folder / "train.jsonl")),
+        validation=[_to_device(batch) for batch in validation],
+    )
+
+
+def _to_device(batch: batches.Batch) -> step.Batch:
+    return step.Batch(
+        inputs=jnp.asarray(batch.inputs),
+        inputs_mask=jnp.asarray(batch.input_mask),
+        targets=jnp.asarray(batch.targets),
+        targets_mask=jnp.asarray(batch.target_mask),
+    )
+
+
+def _resume(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    show: Callable[[str], None],
+) -> step.TrainState:
+    state = initial_state(config)
+    restored = checkpoints.restore(workdir / "checkpoints", state)
+    if restored is None:
+        return state
+    # By way of JSON: tuples come back as lists.
+    now = json.loads(json.dumps(config.to_dict()))
+    # A run may be made longer or shorter; the schedule says what that changes.
+    now["optimizer"].pop("steps")
+    restored.config["optimizer"].pop("steps", None)
+    for name in sorted(now.keys() | restored.config.keys()):
+        old, new = restored.config.get(name), now.get(name)
+        if name not in _FREE_SETTINGS and old != new:
+            raise errors.InputError(
+                f"{workdir} holds a run with config.{name} = {old}, not {new}: resume "
+                "with the same settings or take another --workdir"
+            )
+    show(f"resumed at step {restored.step} of {config.optimizer.steps}")
+    return restored.state
+
+
+def _averages(
+    number: int, recent: Sequence[dict[str, jax.Array]], seconds: float
+) -> dict[str, float]:
+    means = {
+        name: float(np.mean([metrics[name] for metrics in recent]))
+        for name in ("loss", "nll", "grad_norm")
+    }
+    tokens = float(sum(metrics["tokens"] for metrics in recent))
+    return {
+        "step": number,
+        **means,
+        "learning_rate": float(recent[-1]["learning_rate"]),
+        "tokens_per_second": tokens / seconds,
+        "seconds_per_step": seconds / len(recent),
+    }
+
+
+def _append(path: pathlib.Path, line: dict[str, float]) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _drop_after(path: pathlib.Path, number: int) -> None:
+    """Drops lines of steps that a killed run took after its last checkpoint."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] <= number:
+                kept.append(line + "\n")
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _manifest(settings: dict[str, Any]) -> dict[str, Any]:
+    packages = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "sentencepiece")
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "device": jax.devices()[0].device_kind,
+        "dtype": "float32",
+        "seed": settings["seed"],
+        "settings": settings,
+    }
+
+
+def _describe(line: dict[str, float]) -> str:
+    shown = (f"{name} {value:.4g}" for name, value in line.items() if name != "step")
+    return f"step {line['step']}: " + "  ".join(shown)
+
+
+@contextlib.contextmanager
+def _progress(
+    total: int, done: int
+) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """A progress bar on a terminal, a line per report elsewhere."""
+    if not sys.stdout.isatty():
+        yield lambda number, line: print(_describe(line), flush=True)
+        return
+    from rich import progress
+
+    with progress.Progress(
+        *progress.Progress.get_default_columns(),
+        progress.TimeElapsedColumn(),
+        progress.MofNCompleteColumn(),
+    ) as bar:
+        task = bar.add_task("training", total=total, completed=done)
+
+        def advance(number: int, line: dict[str, float]) -> None:
+            bar.update(task, completed=number)
+            if "validation_nll" in line or number % 100 == 0:
+                bar.console.print(_describe(line))
+
+        yield advance
+
+
+def main(argv: Sequence[str]) -> None:
+    """Trains, or exports the newest checkpoint."""
+    del argv
+    config = _CONFIG.value
+    if config is None:
+        raise errors.InputError(
+            "--config is missing: for example --config=configs/repair_target.py"
+        )
+    if not _WORKDIR.value:
+        raise errors.InputError("--workdir is missing: name the folder of the run")
+    workdir = pathlib.Path(_WORKDIR.value)
+    if _EXPORT_ONLY.value:
+        number = export_newest(config, workdir)
+        print(f"exported step {number} to {workdir / 'export'}")
+    else:
+        train(config, workdir)
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parses flags; a notebook's own `-f kernel.json` is not ours."""
+    argv = list(argv)
+    for at, argument in enumerate(argv[:-1]):
+        if argument == "-f" and argv[at + 1].endswith(".json"):
+            del argv[at : at + 2]
+            break
+    return app.parse_flags_with_usage(argv)
+
+
+def run() -> None:
+    """Runs `main`; wrong input ends in one sentence and exit code 2."""
+
+    def guarded(argv: Sequence[str]) -> None:
+        warnings.showwarning = lambda message, *_: print(
+            f"warning: {message}", file=sys.stderr
+        )
+        try:
+            main(argv)
+        except errors.InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+if __name__ == "__main__":
+    run()

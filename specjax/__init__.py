@@ -1,0 +1,35 @@
+"""Speculative decoding of encoder-decoder models in JAX, exact by construction."""
+
+from specjax.decoding import (
+    DecodeOutput,
+    autoregressive_generate,
+    speculative_generate,
+    speculative_init,
+    speculative_step,
+)
+from specjax.drafters.model import ModelDrafter
+from specjax.drafters.ngram import NgramDrafter
+from specjax.errors import InputError
+from specjax.models.t5 import T5
+from specjax.models.t5_config import T5Config
+from specjax.sampling import Sampling
+from specjax.verify import Verifier, block_verify, token_verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DecodeOutput",
+    "InputError",
+    "ModelDrafter",
+    "NgramDrafter",
+    "Sampling",
+    "T5",
+    "T5Config",
+    "Verifier",
+    "autoregressive_generate",
+    "block_verify",
+    "speculative_generate",
+    "speculative_init",
+    "speculative_step",
+    "token_verify",
+]

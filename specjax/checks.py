@@ -1,0 +1,144 @@
+"""Refuses, before anything compiles, calls that could only go wrong later."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from specjax.drafters.base import Drafter
+from specjax.errors import InputError
+from specjax.sampling import Sampling, check_sampling
+from specjax.verify import Verifier
+
+
+def _concrete(*values: object) -> bool:
+    return not any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def check_arguments(
+    inputs: Array,
+    mask: Array,
+    keys: Array,
+    sampling: Sampling,
+    max_length: int,
+    budget: int | Array,
+    prefix: Array,
+    prefix_length: Array,
+) -> None:
+    """Checks what every decode needs.
+
+    Raises:
+        InputError: naming the argument and what it must be.
+    """
+    batch = inputs.shape[0]
+    if mask.shape != inputs.shape:
+        raise InputError(
+            f"mask has shape {mask.shape} and inputs {inputs.shape}: they must agree"
+        )
+    check_keys(keys, batch)
+    check_sampling(sampling, "sampling", batch)
+    if prefix.ndim != 2 or prefix.shape[0] != batch or prefix.shape[1] < 1:
+        raise InputError(
+            f"prefix has shape {prefix.shape}: it must be [{batch}, P] with P >= 1"
+        )
+    if max_length <= prefix.shape[1]:
+        raise InputError(
+            f"max_length is {max_length} and the prefix has {prefix.shape[1]} columns: "
+            "max_length counts the prefix, and must leave room for one token"
+        )
+    if _concrete(budget) and np.any(np.asarray(budget) < 0):
+        raise InputError(f"budget is {budget}: new tokens per row, at least 0")
+    if np.shape(budget) not in ((), (batch,)):
+        raise InputError(
+            f"budget has shape {np.shape(budget)}: one number or one per row ({batch})"
+        )
+    if _concrete(prefix_length):
+        lengths = np.asarray(prefix_length)
+        if lengths.shape != (batch,) or not np.all(
+            (lengths >= 1) & (lengths <= prefix.shape[1])
+        ):
+            raise InputError(
+                f"prefix_length is {lengths.tolist()}: one number per row, each in "
+                f"1..{prefix.shape[1]}"
+            )
+
+
+def check_keys(keys: Array, batch: int) -> None:
+    """Keys must be typed, threefry, one per row.
+
+    Under vmap other generators draw every row from the first key.
+
+    Raises:
+        InputError: else.
+    """
+    wanted = f"jax.random.split(jax.random.key(seed), {batch}) makes them"
+    if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        raise InputError(f"keys are of type {keys.dtype}, not typed keys: {wanted}")
+    implementation = str(jax.random.key_impl(keys))
+    if "fry" not in implementation:
+        raise InputError(
+            f"keys are of kind {implementation}: only threefry draws rows independently "
+            f"under vmap; {wanted}, with impl='threefry2x32'"
+        )
+    if keys.shape != (batch,):
+        raise InputError(f"keys have shape {keys.shape}: one per row; {wanted}")
+
+
+def check_stop(stop: Array | None) -> Array | None:
+    """Stop sequences as int32.
+
+    Raises:
+        InputError: not ``[K, M]``, or an empty sequence, which would end every row.
+    """
+    if stop is None:
+        return None
+    if _concrete(stop):
+        rows = np.asarray(stop)
+        if rows.ndim != 2 or not np.all(rows[:, :1] >= 0) or rows.size == 0:
+            raise InputError(
+                f"stop has shape {rows.shape}: it must be [sequences, tokens], padded "
+                "with -1 on the right, each sequence of one token or more"
+            )
+    return jnp.asarray(stop, jnp.int32)
+
+
+def check_speculation(
+    drafter: Drafter,
+    verifier: Verifier,
+    sampling: Sampling,
+    draft_sampling: Sampling | None,
+    gamma: int,
+    batch: int,
+) -> Sampling:
+    """Checks what only speculation needs, and settles the draft's sampling.
+
+    Returns:
+        The sampling that the drafter uses. It masks the target's dead rows too, since a
+        draft there is always rejected.
+
+    Raises:
+        InputError: naming what does not fit.
+    """
+    if not isinstance(gamma, int | np.integer) or gamma < 1:
+        raise InputError(
+            f"gamma is {gamma}: the draft length must be a whole number >= 1 (plain "
+            "decoding is autoregressive_generate)"
+        )
+    if verifier.needs_law and not drafter.has_law:
+        raise InputError(
+            f"the verifier {verifier.rule.__name__} reads the draft's law and "
+            f"{type(drafter).__name__} has none: use a verifier with needs_law=False"
+        )
+    if draft_sampling is None:
+        return sampling
+    if not drafter.samples:
+        raise InputError(
+            f"draft_sampling is set and {type(drafter).__name__} draws nothing: leave "
+            "it out"
+        )
+    check_sampling(draft_sampling, "draft_sampling", batch)
+    if draft_sampling.num_tokens is None:
+        draft_sampling = draft_sampling.replace(num_tokens=sampling.num_tokens)
+    return draft_sampling

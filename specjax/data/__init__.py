@@ -1,0 +1,1 @@
+"""Text, tokenizers and batches: what the models eat, as numpy arrays."""

@@ -1,0 +1,43 @@
+"""What was measured: agreement of two models, acceptance, and the cost of each part."""
+
+from specjax.metrics.acceptance import (
+    acceptance_rate,
+    block_efficiency,
+    draft_length,
+    merge,
+    survival,
+)
+from specjax.metrics.agreement import (
+    Agreement,
+    alpha,
+    drafter_alpha,
+    mean_entropy,
+    overlap,
+    teacher_forced_alpha,
+)
+from specjax.metrics.timing import (
+    Costs,
+    Timing,
+    measure_costs,
+    time_call,
+    time_calls,
+)
+
+__all__ = [
+    "Agreement",
+    "Costs",
+    "Timing",
+    "acceptance_rate",
+    "alpha",
+    "block_efficiency",
+    "draft_length",
+    "drafter_alpha",
+    "mean_entropy",
+    "measure_costs",
+    "merge",
+    "overlap",
+    "survival",
+    "teacher_forced_alpha",
+    "time_call",
+    "time_calls",
+]

@@ -1,0 +1,68 @@
+"""Acceptance by depth and tokens per target call, from the counters of a decode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from specjax.decoding import Stats
+from specjax.errors import InputError
+
+
+def merge(stats: Sequence[Stats]) -> Stats:
+    """The counters of several batches as those of one.
+
+    Args:
+        stats: of decodes with the same gamma.
+
+    Raises:
+        InputError: no batch, or batches of different gamma.
+    """
+    gammas = {batch.drafted.shape[1] for batch in stats}
+    if len(gammas) != 1:
+        raise InputError(
+            f"the batches have draft lengths {sorted(gammas)}: they must have one"
+        )
+    return jax.tree.map(lambda *rows: jnp.concatenate(rows), *stats)
+
+
+def acceptance_rate(stats: Stats) -> float:
+    """Accepted / drafted tokens, bonus tokens in neither; NaN if nothing was drafted.
+
+    Drafted tokens after a rejection count as drafted, so this is less than alpha.
+    """
+    return _ratio(_total(stats.accepted), _total(stats.drafted))
+
+
+def survival(stats: Stats) -> list[float]:
+    """Share of target calls in which the first i drafts all stood, i = 1 .. gamma.
+
+    A depth that was not drafted, because the draft was shorter, counts as not survived,
+    so that 1 + sum is the number of tokens per target call before the cut at EOS or
+    budget. NaN without a target call.
+    """
+    accepted = np.sum(np.asarray(stats.accepted), axis=0, dtype=np.int64)
+    return [_ratio(count, _total(stats.target_calls)) for count in accepted.tolist()]
+
+
+def draft_length(stats: Stats) -> float:
+    """Drafted tokens per target call: gamma, unless drafts end early."""
+    return _ratio(_total(stats.drafted), _total(stats.target_calls))
+
+
+def block_efficiency(stats: Stats) -> float:
+    """Emitted tokens per target call, after the cut at EOS, stop or budget."""
+    return _ratio(_total(stats.emitted), _total(stats.target_calls))
+
+
+def _total(counts: Array) -> int:
+    return int(np.sum(np.asarray(counts), dtype=np.int64))
+
+
+def _ratio(numerator: int, denominator: int) -> float:
+    return numerator / denominator if denominator else math.nan

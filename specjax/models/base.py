@@ -1,0 +1,91 @@
+"""What a target or a draft model must offer, and the records that it hands around."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, Key
+
+
+@struct.dataclass
+class Encoded:
+    """The encoder's result: constant while a row is decoded, hence not part of `Cache`.
+
+    Attributes:
+        hidden: ``[B, S, D]`` encoder output.
+        mask: ``bool[B, S]`` True at real source tokens.
+        cross: cross-attention keys and values of every decoder layer, in the model's own
+            layout; None: computed anew at each decode call (saves memory).
+    """
+
+    hidden: Float[Array, "B S D"]
+    mask: Bool[Array, "B S"]
+    cross: Any = None
+
+
+@struct.dataclass
+class Cache:
+    """Decoder self-attention memory with a length per row.
+
+    Slots from ``length[b]`` on are invisible and get overwritten, so a row is rolled back
+    by ``cache.replace(length=...)`` alone.
+
+    Attributes:
+        memory: keys and values, in the model's own layout.
+        length: ``int32[B]`` number of valid slots.
+    """
+
+    memory: Any
+    length: Int[Array, " B"]
+
+
+@struct.dataclass
+class DecoderOutput:
+    """What one decoder pass gives.
+
+    Attributes:
+        logits: ``float32[B, T, V]`` raw logits after each fed token.
+        features: one ``[B, T, D]`` per requested tap.
+    """
+
+    logits: Float[Array, "B T V"]
+    features: tuple[jax.Array, ...] = ()
+
+
+class EncoderDecoder(Protocol):
+    """The contract between decoding and a model. Decoding never imports a model."""
+
+    vocab_size: int
+
+    def encode(
+        self,
+        inputs: Int[Array, "B S"],
+        mask: Bool[Array, "B S"],
+        *,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Encoded:
+        """Runs the encoder and the decoder's cross-attention projections, once."""
+        ...
+
+    def init_cache(self, batch_size: int, size: int) -> Cache:
+        """An empty cache of `size` slots per row."""
+        ...
+
+    def decode(
+        self,
+        tokens: Int[Array, "B T"],
+        cache: Cache | None,
+        encoded: Encoded,
+        *,
+        taps: tuple[int, ...] = (),
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> tuple[DecoderOutput, Cache | None]:
+        """Feeds T tokens per row.
+
+        Token t of row b goes to slot ``cache.length[b] + t``; the returned cache has
+        length + T. ``cache=None`` is teacher forcing: nothing is kept. `taps` are static
+        layer numbers whose output is wanted (-1: after the final norm).
+        """
+        ...

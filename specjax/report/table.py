@@ -1,0 +1,98 @@
+"""The measured figures of a run as a table and as a plain verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Metrics = Mapping[str, Any]
+
+
+def summary_table(runs: Mapping[str, Metrics]) -> Table:
+    """One column per run (greedy, sampled), one line per figure.
+
+    Args:
+        runs: the run's name -> its part of ``metrics.json``.
+    """
+    from rich.table import Table
+
+    table = Table(title="plain and speculative decoding of the same inputs")
+    table.add_column("")
+    for name in runs:
+        table.add_column(name, justify="right")
+    for label, read in _LINES:
+        table.add_row(label, *(read(metrics) for metrics in runs.values()))
+    return table
+
+
+def verdict(name: str, metrics: Metrics, gamma: int, best_gamma: int) -> str | None:
+    """A warning where speculation loses or another gamma would pay more, else None.
+
+    Args:
+        name: of the run.
+        metrics: its part of ``metrics.json``.
+        gamma: draft length in use; 0: plain decoding was chosen.
+        best_gamma: the best draft length by measured survival and costs; 0: none pays.
+    """
+    if gamma == 0:
+        return (
+            f"{name}: gamma=auto chose plain decoding: no draft length pays here "
+            "(acceptance too low for what drafting and verifying cost)"
+        )
+    speedup = metrics["speedup"]
+    if speedup < 1:
+        hint = (
+            "plain decoding is faster"
+            if best_gamma == 0
+            else f"gamma={best_gamma} should do better"
+        )
+        return (
+            f"{name}: speculation LOSES here: {speedup:.2f}x at gamma={gamma}; {hint}"
+        )
+    return None
+
+
+def _number(*path: str, form: str = "{:.2f}") -> Any:
+    def read(metrics: Metrics) -> str:
+        value: Any = metrics
+        for name in path:
+            value = value[name]
+        return "-" if value is None else form.format(value)
+
+    return read
+
+
+def _identical(metrics: Metrics) -> str:
+    if metrics["identical"] is None:
+        return "- (random)"
+    return "yes" if metrics["identical"] else f"NO: {len(metrics['mismatches'])} differ"
+
+
+_LINES = (
+    ("tokens identical", _identical),
+    ("plain, tokens/s", _number("autoregressive", "tokens_per_second", form="{:.0f}")),
+    (
+        "speculative, tokens/s",
+        _number("speculative", "tokens_per_second", form="{:.0f}"),
+    ),
+    ("speedup, measured", _number("speedup", form="{:.2f}x")),
+    (
+        "speedup, predicted from the counts",
+        _number("predicted_speedup", form="{:.2f}x"),
+    ),
+    (
+        "speedup, predicted from alpha (i.i.d.)",
+        _number("formula_speedup", form="{:.2f}x"),
+    ),
+    ("gamma, tokens drafted per call", _number("gamma", form="{}")),
+    ("alpha, mean of sum min(p, q)", _number("alpha", form="{:.3f}")),
+    ("accepted / drafted", _number("acceptance_rate", form="{:.3f}")),
+    ("block efficiency, tokens per target call", _number("block_efficiency")),
+    ("c, draft step / target step", _number("cost_ratio", form="{:.3f}")),
+    ("v, verifying pass / target step", _number("verify_ratio")),
+    ("encoder / target step", _number("encode_ratio")),
+    ("compile, seconds", _number("compile_seconds", form="{:.1f}")),
+)

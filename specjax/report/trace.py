@@ -1,0 +1,102 @@
+"""One decode as text: which tokens were drafted and stood, corrected, or came free."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from specjax.decoding import DecodeOutput
+from specjax.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+ACCEPTED, CORRECTED, BONUS = "accepted", "corrected", "bonus"
+
+# Told apart by people with any colour vision, and without colour by their underline.
+STYLES = {
+    ACCEPTED: "green",
+    CORRECTED: "bold yellow underline",
+    BONUS: "bold bright_blue",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedToken:
+    """An emitted token and how it came about.
+
+    Attributes:
+        token: its id.
+        kind: accepted (drafted, and it stood), corrected (the target's word after a
+            rejection or where nothing was drafted), or bonus (after a block that stood
+            as a whole).
+        call: the target call that emitted it, from 0.
+    """
+
+    token: int
+    kind: str
+    call: int
+
+
+def traced_tokens(output: DecodeOutput, row: int) -> list[TracedToken]:
+    """The emitted tokens of one row, in order, with their origin.
+
+    Args:
+        output: of `speculative_generate` with ``trace=True``.
+        row: which row of the batch.
+
+    Raises:
+        InputError: the output holds no trace.
+    """
+    if output.trace is None:
+        raise InputError("the decode holds no trace: generate with trace=True")
+    trace = output.trace
+    tokens = []
+    for call in range(int(output.stats.target_calls[row])):
+        accepted = int(trace.num_accepted[row, call])
+        drafted = np.asarray(trace.tokens[row, call])
+        tokens += [TracedToken(int(t), ACCEPTED, call) for t in drafted[:accepted]]
+        whole = 0 < accepted == int(trace.length[row, call])
+        kind = BONUS if whole else CORRECTED
+        tokens.append(TracedToken(int(trace.next_token[row, call]), kind, call))
+    # The last call's block is cut at EOS, a stop sequence or the budget.
+    return tokens[: int(output.stats.emitted[row])]
+
+
+def coloured(tokens: Sequence[TracedToken], texts: Sequence[str]) -> Text:
+    """The decode for a terminal; a thin bar marks where a target call ended.
+
+    Args:
+        tokens: from `traced_tokens`.
+        texts: what each token adds to the text.
+
+    Raises:
+        InputError: not one text per token.
+    """
+    from rich.text import Text
+
+    if len(tokens) != len(texts):
+        raise InputError(f"{len(texts)} texts for {len(tokens)} tokens: one each")
+    line = Text()
+    for i, (token, text) in enumerate(zip(tokens, texts, strict=True)):
+        line.append(text, style=STYLES[token.kind])
+        if i + 1 < len(tokens) and tokens[i + 1].call != token.call:
+            line.append("\N{BOX DRAWINGS LIGHT VERTICAL}", style="dim")
+    return line
+
+
+def legend() -> Text:
+    """What the colours mean."""
+    from rich.text import Text
+
+    line = Text()
+    for kind, meaning in (
+        (ACCEPTED, "drafted and accepted"),
+        (CORRECTED, "corrected by the target"),
+        (BONUS, "bonus of a whole block"),
+    ):
+        line.append(meaning, style=STYLES[kind]).append("   ")
+    return line.append("\N{BOX DRAWINGS LIGHT VERTICAL} end of a target call", "dim")

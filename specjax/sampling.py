@@ -1,0 +1,228 @@
+"""From logits to the law that a token is drawn from, and the draw itself."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Key
+
+from specjax.errors import InputError
+from specjax.types import Law, Prefix
+
+Number = float | int | Array | None
+
+
+class Control(Protocol):
+    """A function of the prefix that edits one position's logits. A frozen pytree.
+
+    Penalties, banned tokens, minimum length and forced tokens are controls. They run at
+    every drafted position and on both models, so that p and q stay the laws in use.
+    """
+
+    def __call__(
+        self, logits: Float[Array, " V"], tokens: Int[Array, " L"], length: Array
+    ) -> Float[Array, " V"]:
+        """Edited logits of the token that follows ``tokens[:length]``."""
+        ...
+
+
+@struct.dataclass
+class Sampling:
+    """How logits become a law: controls, temperature, top-k, top-p, in this order.
+
+    Numbers are traced (a new value compiles nothing) and are scalars or ``[B]``; what is
+    None is absent from the program.
+
+    Attributes:
+        temperature: None: greedy, with neither a sort nor random bits. A traced 0 gives
+            the same tokens.
+        top_k: keep the k most probable ids, ties in order of id. None: off.
+        top_p: keep the smallest most-probable set whose mass reaches top_p. None: off.
+        controls: edits that depend on the prefix.
+        num_tokens: static; ids from here on are dead rows of the vocabulary (padding of
+            the embedding to a round size) and get probability 0. None: no dead rows.
+    """
+
+    temperature: Number = 1.0
+    top_k: Number = None
+    top_p: Number = None
+    controls: tuple[Control, ...] = ()
+    num_tokens: int | None = struct.field(pytree_node=False, default=None)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the law is a point mass by construction."""
+        return self.temperature is None
+
+    def law(self, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Law:
+        """The laws after each of T positions.
+
+        Args:
+            logits: float32 raw logits.
+            prefix: what precedes each position; needed by controls alone.
+
+        Returns:
+            A one-hot `Law` over the lowest most probable id when greedy, else a dense one.
+        """
+        logits = mask_dead_rows(logits, self.num_tokens)
+        for control in self.controls:
+            if prefix is None:
+                raise InputError(
+                    "sampling.controls read the prefix, and this drafter or caller "
+                    "gives none: drop the controls or use another drafter"
+                )
+            by_position = jax.vmap(control, in_axes=(0, None, 0))
+            logits = jax.vmap(by_position)(logits, prefix.tokens, prefix.length)
+        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        if self.temperature is None:
+            ids = best[..., None]
+            return Law(probs=jnp.ones(ids.shape, jnp.float32), ids=ids)
+        temperature = _per_row(self.temperature, jnp.float32)
+        frozen = temperature <= 0
+        scaled = logits / jnp.where(frozen, 1.0, temperature)
+        if self.top_k is not None or self.top_p is not None:
+            scaled = _truncate(scaled, self.top_k, self.top_p)
+        ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+        point = best[..., None] == ids[None, None]
+        probs = jax.nn.softmax(scaled, axis=-1)
+        return Law(probs=jnp.where(frozen, point.astype(jnp.float32), probs))
+
+
+def mask_dead_rows(
+    logits: Float[Array, "*B V"], num_tokens: int | None
+) -> Float[Array, "*B V"]:
+    """Logits with -inf at ids from `num_tokens` on."""
+    if num_tokens is None or num_tokens >= logits.shape[-1]:
+        return logits
+    real = jnp.arange(logits.shape[-1]) < num_tokens
+    real = jnp.broadcast_to(real, logits.shape)
+    return jnp.where(real, logits, -jnp.inf)
+
+
+def fit_vocabulary(
+    logits: Float[Array, "*B W"], vocab_size: int
+) -> Float[Array, "*B V"]:
+    """A draft's logits cut or padded with -inf to the target's `vocab_size` rows.
+
+    Models of one tokenizer differ in the padding of their embedding; the rows that both
+    have are the real ones.
+    """
+    width = logits.shape[-1]
+    if width >= vocab_size:
+        return logits[..., :vocab_size]
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, vocab_size - width)]
+    return jnp.pad(logits, padding, constant_values=-jnp.inf)
+
+
+def _per_row(value: Number, dtype: DTypeLike) -> Array:
+    """A scalar or ``[B]`` setting, shaped to meet ``[B, T, V]``."""
+    value = jnp.asarray(value, dtype)
+    return value if value.ndim == 0 else value[:, None, None]
+
+
+def _truncate(logits: jax.Array, top_k: Number, top_p: Number) -> jax.Array:
+    """-inf at all but the first m ids by (logit, then lower id).
+
+    One sort of the values serves both rules: m is the smaller of k and the number of ids
+    whose preceding mass is below top_p, renormalised after top-k.
+    """
+    vocab_size = logits.shape[-1]
+    ordered = -jnp.sort(-logits, axis=-1)
+    kept = jnp.full(logits.shape[:-1] + (1,), vocab_size, jnp.int32)
+    if top_k is not None:
+        kept = jnp.minimum(kept, _per_row(top_k, jnp.int32))
+    if top_p is not None:
+        rank = jnp.arange(vocab_size, dtype=jnp.int32)[None, None]
+        probs = jax.nn.softmax(jnp.where(rank < kept, ordered, -jnp.inf), axis=-1)
+        before = jnp.cumsum(probs, axis=-1) - probs
+        inside = before < _per_row(top_p, jnp.float32)
+        nucleus = jnp.sum(inside, axis=-1, keepdims=True, dtype=jnp.int32)
+        kept = jnp.minimum(kept, nucleus)
+    kept = jnp.maximum(kept, 1)
+    threshold = jnp.take_along_axis(ordered, kept - 1, axis=-1)
+    above = logits > threshold
+    ties = logits == threshold
+    room = kept - jnp.sum(above, axis=-1, keepdims=True, dtype=jnp.int32)
+    first_ties = ties & (jnp.cumsum(ties, axis=-1, dtype=jnp.int32) <= room)
+    return jnp.where(above | first_ties, logits, -jnp.inf)
+
+
+def draw(key: Key[Array, ""], weights: Float[Array, " V"]) -> Int[Array, ""]:
+    """Draws an id in proportion to `weights`: the only way a token is ever drawn.
+
+    ``argmax(log weights + Gumbel)``, in float32. Weights need not sum to 1; an id of
+    weight 0 is never drawn.
+    """
+    noise = jax.random.gumbel(key, weights.shape, jnp.float32)
+    return jnp.argmax(jnp.log(weights) + noise).astype(jnp.int32)
+
+
+def draw_law(key: Key[Array, ""], law: Law, row: int, vocab_size: int) -> Array:
+    """Draws from row `row` of one sequence's laws; a one-hot law needs no random bits."""
+    if law.ids is not None and law.ids.shape[-1] == 1:
+        return law.ids[row, 0]
+    return draw(key, law.row(jnp.int32(row), vocab_size))
+
+
+def residual(
+    target: Float[Array, " V"], draft: Float[Array, " V"]
+) -> Float[Array, " V"]:
+    """Unnormalised ``[target - draft]+``; where that is empty, `target` itself.
+
+    An empty residual means that a rejection had probability 0 up to rounding.
+    """
+    difference = jnp.maximum(target - draft, 0.0)
+    return jnp.where(jnp.sum(difference) > 0, difference, target)
+
+
+def check_sampling(
+    sampling: Sampling, name: str, batch_size: int | None = None
+) -> None:
+    """Refuses settings that mean nothing.
+
+    Args:
+        sampling: settings with concrete numbers.
+        name: how the caller names them, for the message.
+        batch_size: rows, where per-row settings are to be checked against it.
+
+    Raises:
+        InputError: a negative or non-finite temperature, top-k below 1, top-p outside
+            (0, 1], num_tokens below 1, or a per-row setting of another batch size.
+    """
+    rules = {
+        "temperature": (lambda x: x >= 0, "finite and >= 0 (None is greedy)"),
+        "top_k": (lambda x: x >= 1, "at least 1 (None switches it off)"),
+        "top_p": (lambda x: (x > 0) & (x <= 1), "in (0, 1] (None switches it off)"),
+    }
+    for field, (holds, wanted) in rules.items():
+        value = getattr(sampling, field)
+        if value is None or isinstance(value, jax.core.Tracer):
+            continue
+        numbers = np.asarray(value, np.float64)
+        if not np.all(np.isfinite(numbers) & holds(numbers)):
+            raise InputError(f"{name}.{field} is {value}: it must be {wanted}")
+        if numbers.ndim and batch_size is not None and numbers.shape != (batch_size,):
+            raise InputError(
+                f"{name}.{field} has shape {numbers.shape}: it must be one number or "
+                f"one per row ({batch_size} rows)"
+            )
+    if sampling.num_tokens is not None and sampling.num_tokens < 1:
+        raise InputError(f"{name}.num_tokens is {sampling.num_tokens}: at least 1")
+
+
+def with_arrays(sampling: Sampling) -> Sampling:
+    """The same settings with numbers as arrays of fixed type, so that none retraces."""
+
+    def number(value: Number, dtype: DTypeLike) -> Array | None:
+        return None if value is None else jnp.asarray(value, dtype)
+
+    return sampling.replace(
+        temperature=number(sampling.temperature, jnp.float32),
+        top_k=number(sampling.top_k, jnp.int32),
+        top_p=number(sampling.top_p, jnp.float32),
+    )

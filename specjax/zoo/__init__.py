@@ -1,0 +1,31 @@
+"""The trained pairs that ship with specjax, as Hugging Face T5 folders."""
+
+from __future__ import annotations
+
+import pathlib
+
+from specjax.errors import InputError
+
+_FOLDER = pathlib.Path(__file__).parent
+
+
+def names() -> list[str]:
+    """The models that are here, such as "repair/target"."""
+    return sorted(
+        str(path.parent.relative_to(_FOLDER)) for path in _FOLDER.rglob("config.json")
+    )
+
+
+def folder(name: str) -> pathlib.Path:
+    """Where a shipped model lies.
+
+    Args:
+        name: one of `names`.
+
+    Raises:
+        InputError: no such model.
+    """
+    known = names()
+    if name not in known:
+        raise InputError(f"no model {name!r} ships here: there are {', '.join(known)}")
+    return _FOLDER / name

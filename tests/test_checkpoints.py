@@ -1,0 +1,154 @@
+"""Checkpoints: exact, whole or skipped, and named when they do not fit."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import checkpoints, errors
+from specjax.models import t5, t5_config
+from specjax.training import step
+
+CONFIG = t5_config.T5Config(
+    vocab_size=16,
+    d_model=8,
+    d_kv=4,
+    num_heads=2,
+    d_ff=8,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+)
+
+
+def make_state(seed: int, config: t5_config.T5Config = CONFIG) -> step.TrainState:
+    model = t5.T5(config, jax.random.key(seed))
+    state = step.init_state(model, step.OptimizerConfig(), jax.random.key(seed + 1))
+    return state.replace(step=jnp.array(seed, jnp.int32), index=jnp.array(3, jnp.int32))
+
+
+def equal(a: step.TrainState, b: step.TrainState) -> bool:
+    def bits(leaf: jax.Array) -> np.ndarray:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        return np.asarray(leaf)
+
+    same = jax.tree.map(
+        lambda x, y: x.dtype == y.dtype and np.array_equal(bits(x), bits(y)), a, b
+    )
+    return jax.tree.all(same)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> pathlib.Path:
+    """Checkpoints 1 to 4, of which the last 3 are kept."""
+    directory = tmp_path_factory.mktemp("run") / "checkpoints"
+    for number in range(1, 5):
+        checkpoints.save(
+            directory, number, make_state(number), {"seed": number}, keep=3
+        )
+    return directory
+
+
+def copy_of(saved: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    import shutil
+
+    return pathlib.Path(shutil.copytree(saved, tmp_path / "checkpoints"))
+
+
+def largest_file(folder: pathlib.Path) -> pathlib.Path:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def test_round_trip_is_exact_and_keeps_the_newest(saved):
+    assert checkpoints.steps(saved) == [2, 3, 4]
+    restored = checkpoints.restore(saved, make_state(9))
+    assert (restored.step, restored.config, restored.skipped) == (4, {"seed": 4}, ())
+    assert equal(restored.state, make_state(4))
+    assert not equal(restored.state, make_state(3))
+    older = checkpoints.restore(saved, make_state(9), step=2)
+    assert equal(older.state, make_state(2))
+
+
+def test_relative_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoints.save("run/1", 7, make_state(7), {})
+    assert (tmp_path / "run" / "1" / "7").is_dir()
+    assert equal(checkpoints.restore("./run/1", make_state(0)).state, make_state(7))
+
+
+def test_nothing_there(tmp_path):
+    assert checkpoints.steps(tmp_path / "absent") == []
+    assert checkpoints.restore(tmp_path / "absent", make_state(0)) is None
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "gone"])
+def test_damaged_newest_falls_back_and_says_so(saved, tmp_path, damage):
+    directory = copy_of(saved, tmp_path)
+    victim = largest_file(directory / "4")
+    content = bytearray(victim.read_bytes())
+    if damage == "cut":
+        victim.write_bytes(content[: len(content) // 2])
+    elif damage == "bit":
+        content[len(content) // 2] ^= 1
+        victim.write_bytes(content)
+    else:
+        victim.unlink()
+    with pytest.warns(UserWarning, match="checkpoint 4 in .* cannot be read"):
+        restored = checkpoints.restore(directory, make_state(0))
+    assert (restored.step, restored.skipped) == (3, (4,))
+    assert equal(restored.state, make_state(3))
+
+
+def test_unfinished_checkpoint_is_not_one(saved, tmp_path):
+    directory = copy_of(saved, tmp_path)
+    (directory / "4").rename(directory / "4.orbax-checkpoint-tmp")
+    assert checkpoints.steps(directory) == [2, 3]
+    assert checkpoints.restore(directory, make_state(0)).step == 3
+
+
+def test_killed_before_the_hashes(saved, tmp_path):
+    directory = copy_of(saved, tmp_path)
+    (directory / "4" / "sha256.json").unlink()
+    assert checkpoints.restore(directory, make_state(0)).step == 4
+
+
+def test_none_readable(saved, tmp_path):
+    directory = copy_of(saved, tmp_path)
+    for number in checkpoints.steps(directory):
+        largest_file(directory / str(number)).unlink()
+    with (
+        pytest.warns(UserWarning, match="cannot be read"),
+        pytest.raises(errors.InputError, match="no readable checkpoint"),
+    ):
+        checkpoints.restore(directory, make_state(0))
+
+
+def test_other_shapes_are_named(saved):
+    wide = dataclasses.replace(CONFIG, d_ff=12)
+    with pytest.raises(errors.InputError, match=r"feed_forward/w[io] has shape"):
+        checkpoints.restore(saved, make_state(0, wide))
+    deep = dataclasses.replace(CONFIG, num_decoder_layers=2)
+    with pytest.raises(errors.InputError, match=r"lacks model/decoder/1"):
+        checkpoints.restore(saved, make_state(0, deep))
+    tied = dataclasses.replace(CONFIG, tied_head=True)
+    with pytest.raises(errors.InputError, match=r"holds model/head|holds opt_state"):
+        checkpoints.restore(saved, make_state(0, tied))
+
+
+def test_same_step_twice(saved, tmp_path):
+    directory = copy_of(saved, tmp_path)
+    with pytest.raises(errors.InputError, match="checkpoint 4 .* not written"):
+        checkpoints.save(directory, 4, make_state(4), {})
+
+
+def test_pure_dict_paths():
+    pure = checkpoints.to_pure_dict(make_state(1))
+    assert set(pure) == {"model", "opt_state", "step", "key", "epoch", "index"}
+    assert pure["model"]["decoder"]["0"]["cross"]["kv"].shape == (2, 8, 8)
+    assert pure["key"].dtype == np.uint32
+    assert equal(checkpoints.from_pure_dict(make_state(2), pure), make_state(1))
