@@ -16,6 +16,6 @@ def get_config() -> ml_collections.ConfigDict:
     """The settings of `experiments.train`."""
     config = ende_target.get_config()
     config.model.update(repair_draft.get_config().model)
-    config.model.dropout_rate = 0.1
+    config.model.update(vocab_size=8000, dropout_rate=0.1)
     config.label_smoothing = 0.0
     return config

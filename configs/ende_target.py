@@ -19,6 +19,6 @@ def get_config() -> ml_collections.ConfigDict:
     """The settings of `experiments.train`."""
     config = repair_target.get_config()
     config.label_smoothing = 0.1
-    config.model.dropout_rate = 0.25
+    config.model.update(vocab_size=8000, dropout_rate=0.25)
     config.optimizer.update(learning_rate=1e-3, warmup_steps=300)
     return config

@@ -91,8 +91,11 @@ def random_model(shape: t5_config.T5Config, dtype: Any, seed: int) -> t5.T5:
 
 
 def streamed_parameters(shape: t5_config.T5Config) -> int:
-    """Parameters that a decoder step reads: not the encoder, the embedding's other rows,
-    or the cross-attention's key and value projections, which `encode` has used up."""
+    """Parameters that a decoder step reads.
+
+    Not the encoder, the embedding's other rows, or the cross-attention's key and value
+    projections, which `encode` has used up.
+    """
     cross = 2 * shape.d_attention * shape.d_model * shape.num_decoder_layers
     attention = 4 * shape.d_attention * shape.d_model
     feed_forward = (3 if shape.gated else 2) * shape.d_ff * shape.d_model

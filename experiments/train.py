@@ -268,16 +268,19 @@ def _resume(
         return state
     # By way of JSON: tuples come back as lists.
     now = json.loads(json.dumps(config.to_dict()))
-    # A run may be made longer or shorter; the schedule says what that changes.
-    now["optimizer"].pop("steps")
-    restored.config["optimizer"].pop("steps", None)
     for name in sorted(now.keys() | restored.config.keys()):
         old, new = restored.config.get(name), now.get(name)
-        if name not in _FREE_SETTINGS and old != new:
+        if old == new or name in _FREE_SETTINGS:
+            continue
+        if name != "optimizer":
             raise errors.InputError(
                 f"{workdir} holds a run with config.{name} = {old}, not {new}: resume "
                 "with the same settings or take another --workdir"
             )
+        for key, value in sorted(config.optimizer.items()):
+            before = restored.config["optimizer"].get(key)
+            if before != value:
+                show(f"config.optimizer.{key} is now {value}, was {before}")
     show(f"resumed at step {restored.step} of {config.optimizer.steps}")
     return restored.state
 

@@ -32,6 +32,10 @@ def check_arguments(
     Raises:
         InputError: naming the argument and what it must be.
     """
+    if inputs.ndim != 2:
+        raise InputError(
+            f"inputs have shape {inputs.shape}: they must be [rows, source tokens]"
+        )
     batch = inputs.shape[0]
     if mask.shape != inputs.shape:
         raise InputError(
@@ -79,8 +83,8 @@ def check_keys(keys: Array, batch: int) -> None:
     implementation = str(jax.random.key_impl(keys))
     if "fry" not in implementation:
         raise InputError(
-            f"keys are of kind {implementation}: only threefry draws rows independently "
-            f"under vmap; {wanted}, with impl='threefry2x32'"
+            f"keys are of kind {implementation}: only threefry draws rows "
+            f"independently under vmap; {wanted}, with impl='threefry2x32'"
         )
     if keys.shape != (batch,):
         raise InputError(f"keys have shape {keys.shape}: one per row; {wanted}")
@@ -96,7 +100,12 @@ def check_stop(stop: Array | None) -> Array | None:
         return None
     if _concrete(stop):
         rows = np.asarray(stop)
-        if rows.ndim != 2 or not np.all(rows[:, :1] >= 0) or rows.size == 0:
+        ragged = rows.ndim != 2 or rows.size == 0
+        if (
+            ragged
+            or np.any(rows[:, 0] < 0)
+            or np.any((rows < 0)[:, :-1] & (rows >= 0)[:, 1:])
+        ):
             raise InputError(
                 f"stop has shape {rows.shape}: it must be [sequences, tokens], padded "
                 "with -1 on the right, each sequence of one token or more"

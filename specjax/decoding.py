@@ -4,7 +4,8 @@ One speculative step, for a row whose last committed token is t:
 
     tokens   [ ....... t | d_1  d_2  d_3 | ... ]     length counts up to and with t
     fed                t   d_1  d_2  d_3             one target pass, slots length-1 ...
-    laws               p_0  p_1  p_2  p_3            p_i judges d_(i+1); p_3 gives the bonus
+    laws               p_0  p_1  p_2  p_3            p_i judges d_(i+1); p_3 gives the
+    bonus
 
 The invariant between steps is ``cache.length == length - 1``: the last committed token
 has not been fed yet. A row is rolled back by setting its length.
@@ -17,105 +18,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from specjax import checks
-from specjax.drafters.base import Committed, Drafter, DraftState
-from specjax.models.base import Cache, Encoded, EncoderDecoder
-from specjax.sampling import Sampling, draw_law, mask_dead_rows, with_arrays
-from specjax.types import DraftBlock, Law, Noise, Prefix
+from specjax.commit import commit, record
+from specjax.decode_state import DecodeOutput, DecodeState, Stats, Trace
+from specjax.drafters.base import Committed, Drafter
+from specjax.models.base import Encoded, EncoderDecoder
+from specjax.sampling import Sampling, draw_law, with_arrays
+from specjax.types import DraftBlock, Noise, Prefix
 from specjax.verify import Scored, Verifier, VerifyOutput, greedy_rule, token_verify
 
 # Purposes that a row's key is folded with, so that no two uses share noise.
 _SAMPLE, _DRAFT, _VERIFY = 0, 1, 2
-
-
-@struct.dataclass
-class Stats:
-    """What a decode did, per row.
-
-    Attributes:
-        target_calls: ``int32[B]`` target passes while the row was unfinished.
-        emitted: ``int32[B]`` tokens written, after the cut at EOS, stop or budget.
-        drafted: ``int32[B, G]`` tokens drafted at each depth.
-        accepted: ``int32[B, G]`` of these, accepted; verdicts before the cut.
-    """
-
-    target_calls: Int[Array, " B"]
-    emitted: Int[Array, " B"]
-    drafted: Int[Array, "B G"]
-    accepted: Int[Array, "B G"]
-
-
-@struct.dataclass
-class Trace:
-    """Every target call of a decode, for pictures and debugging.
-
-    Attributes:
-        tokens: ``int32[B, R, G]`` drafted ids of call r.
-        p: ``float32[B, R, G]`` their target probability.
-        q: ``float32[B, R, G]`` their draft probability (0 where unknown).
-        length: ``int32[B, R]`` how many were drafted.
-        num_accepted: ``int32[B, R]`` how many stood.
-        next_token: ``int32[B, R]`` the corrected or bonus token.
-    """
-
-    tokens: Int[Array, "B R G"]
-    p: Float[Array, "B R G"]
-    q: Float[Array, "B R G"]
-    length: Int[Array, "B R"]
-    num_accepted: Int[Array, "B R"]
-    next_token: Int[Array, "B R"]
-
-
-@struct.dataclass
-class DecodeState:
-    """The loop's carry.
-
-    Attributes:
-        tokens: ``int32[B, L]`` the buffer; pad past `length`.
-        length: ``int32[B]`` valid tokens, prefix included.
-        start: ``int32[B]`` length of the prefix.
-        limit: ``int32[B]`` the length at which the row ends for want of budget.
-        done: ``bool[B]`` finished rows write and count nothing.
-        cache: the target's memory.
-        draft_state: the drafter's memory; None when autoregressive.
-        stats: counters.
-        log_probs: ``float32[B, L]`` or None.
-        trace: or None.
-    """
-
-    tokens: Int[Array, "B L"]
-    length: Int[Array, " B"]
-    start: Int[Array, " B"]
-    limit: Int[Array, " B"]
-    done: Bool[Array, " B"]
-    cache: Cache
-    draft_state: DraftState
-    stats: Stats
-    log_probs: Float[Array, "B L"] | None = None
-    trace: Trace | None = None
-
-
-@struct.dataclass
-class DecodeOutput:
-    """The result of a decode.
-
-    Attributes:
-        tokens: ``int32[B, max_length]`` prefix, then output, EOS included, then pad.
-        length: ``int32[B]`` valid tokens.
-        stats: counters.
-        log_probs: ``float32[B, max_length]`` log-softmax of the raw target logits (dead
-            rows masked) at each emitted token; 0 at the prefix and past the end.
-        trace: every target call, where asked for.
-    """
-
-    tokens: Int[Array, "B L"]
-    length: Int[Array, " B"]
-    stats: Stats
-    log_probs: Float[Array, "B L"] | None = None
-    trace: Trace | None = None
 
 
 def speculative_generate(
@@ -162,8 +77,8 @@ def speculative_generate(
         trace: also return every target call (static).
 
     Raises:
-        InputError: before anything compiles, for settings that mean nothing or do not fit
-            together.
+        InputError: before anything compiles, for settings that mean nothing or do not
+            fit together.
 
     Source: Leviathan, Kalman, Matias 2023 (arXiv:2211.17192), per row of a batch.
     """
@@ -225,7 +140,7 @@ def _arguments(
     prefix_length: Array | None,
     eos_id: int,
 ) -> dict[str, Any]:
-    """Checks what both loops share and fixes its types, so that values never retrace."""
+    """Checks what both loops share and fixes types, so that values never retrace."""
     batch = inputs.shape[0]
     if prefix is None:
         prefix = jnp.zeros((batch, 1), jnp.int32)
@@ -337,7 +252,9 @@ def _autoregressive_loop(
         )
         verdict = VerifyOutput(num_accepted=block.length, next_token=chosen)
         state = state.replace(cache=cache)
-        return _commit(state, block, verdict, output.logits, sampling, eos_id, stop)
+        return commit(
+            state, block, verdict, output.logits, sampling.num_tokens, eos_id, stop
+        )
 
     return _output(jax.lax.while_loop(_unfinished, step, state), max_length)
 
@@ -423,9 +340,11 @@ def speculative_step(
             verify_noise, block, scored, verifier.params
         )
     if state.trace is not None:
-        state = state.replace(trace=_record(state, block, law, verdict))
+        state = state.replace(trace=record(state, block, law, verdict))
     state = state.replace(cache=cache, draft_state=draft_state)
-    state = _commit(state, block, verdict, output.logits, sampling, eos_id, stop)
+    state = commit(
+        state, block, verdict, output.logits, sampling.num_tokens, eos_id, stop
+    )
     committed = Committed(
         tokens=state.tokens,
         length=state.length,
@@ -452,7 +371,8 @@ def _init(
         _, cache = target.decode(prefix, cache, encoded)
     real = jnp.arange(given)[None] < prefix_length[:, None]
     tokens = jnp.zeros((batch, size), jnp.int32)
-    limit = jnp.minimum(prefix_length + budget, max_length)
+    # The inner minimum keeps a huge budget from overflowing.
+    limit = jnp.minimum(prefix_length + jnp.minimum(budget, max_length), max_length)
     counts = jnp.zeros((batch, gamma), jnp.int32)
     return DecodeState(
         tokens=tokens.at[:, :given].set(jnp.where(real, prefix, 0)),
@@ -517,107 +437,3 @@ def _block_prefix(state: DecodeState, block: DraftBlock) -> Prefix:
     rows = jnp.arange(length.shape[0])[:, None]
     tokens = state.tokens.at[rows, length[:, :-1]].set(block.tokens, mode="drop")
     return Prefix(tokens=tokens, length=length)
-
-
-def _commit(
-    state: DecodeState,
-    block: DraftBlock,
-    verdict: VerifyOutput,
-    logits: Array,
-    sampling: Sampling,
-    eos_id: Array,
-    stop: Array | None,
-) -> DecodeState:
-    """Writes accepted tokens and the next one, cut at EOS, stop and budget; counts.
-
-    A finished row writes nothing: its positions are sent past the end and dropped.
-    """
-    batch, gamma = block.tokens.shape
-    size = state.tokens.shape[1]
-    offset = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
-    num_accepted = verdict.num_accepted[:, None]
-    drafted = jnp.pad(block.tokens, ((0, 0), (0, 1)))
-    emitted = jnp.where(
-        offset < num_accepted, drafted, verdict.next_token[:, None]
-    ).astype(jnp.int32)
-    place = state.length[:, None] + offset
-    rows = jnp.arange(batch)[:, None]
-
-    ends = emitted == eos_id
-    if stop is not None:
-        ends = ends | _ends_stop(state, emitted, place, rows, stop)
-    endings = ends.astype(jnp.int32)
-    ended_before = jnp.cumsum(endings, axis=1) > endings
-    keep = (offset <= num_accepted) & ~ended_before & (place < state.limit[:, None])
-    keep = keep & ~state.done[:, None]
-    where = jnp.where(keep, place, size)
-    count = jnp.sum(keep, axis=1, dtype=jnp.int32)
-    length = state.length + count
-    done = state.done | jnp.any(ends & keep, axis=1) | (length >= state.limit)
-
-    log_probs = state.log_probs
-    if log_probs is not None:
-        masked = mask_dead_rows(logits, sampling.num_tokens)
-        scores = jax.nn.log_softmax(masked, axis=-1)
-        scores = jnp.take_along_axis(scores, emitted[..., None], axis=-1)[..., 0]
-        log_probs = log_probs.at[rows, where].set(scores, mode="drop")
-
-    active = (~state.done).astype(jnp.int32)
-    depth = offset[:, :gamma]
-    stats = Stats(
-        target_calls=state.stats.target_calls + active,
-        emitted=state.stats.emitted + count,
-        drafted=state.stats.drafted
-        + active[:, None] * (depth < block.length[:, None]).astype(jnp.int32),
-        accepted=state.stats.accepted
-        + active[:, None] * (depth < num_accepted).astype(jnp.int32),
-    )
-    return state.replace(
-        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
-        length=length,
-        done=done,
-        cache=state.cache.replace(length=length - 1),
-        stats=stats,
-        log_probs=log_probs,
-    )
-
-
-def _ends_stop(
-    state: DecodeState, emitted: Array, place: Array, rows: Array, stop: Array
-) -> Array:
-    """Whether a stop sequence, all of it after the prefix, is complete at each place."""
-    tokens = state.tokens.at[rows, place].set(emitted, mode="drop")
-    size = stop.shape[1]
-    lengths = jnp.sum(stop >= 0, axis=1)  # [K]
-    back = jnp.arange(size)[None]
-    # Token `back` places before the end must be the sequence's own, counted from its end.
-    wanted = jnp.take_along_axis(stop, jnp.maximum(lengths[:, None] - 1 - back, 0), 1)
-    looked = place[:, :, None] - back[None]
-    seen = tokens[rows[:, :, None], jnp.maximum(looked, 0)]
-    new = looked >= state.start[:, None, None]
-    equal = (seen[:, :, None] == wanted[None, None]) & new[:, :, None]
-    equal = equal | (back >= lengths[:, None])[None, None]
-    return jnp.any(jnp.all(equal, -1) & (lengths > 0)[None, None], -1)
-
-
-def _record(
-    state: DecodeState, block: DraftBlock, law: Law, verdict: VerifyOutput
-) -> Trace:
-    """Writes this step as the next call of each unfinished row."""
-    trace = state.trace
-    calls = jnp.where(state.done, trace.length.shape[1], state.stats.target_calls)
-    rows = jnp.arange(calls.shape[0])
-    judged = jnp.concatenate([block.tokens, block.tokens[:, -1:]], axis=1)
-    now = Trace(
-        tokens=block.tokens,
-        p=law.at(judged)[:, :-1],
-        q=jnp.zeros(block.tokens.shape)
-        if block.law is None
-        else block.law.at(block.tokens),
-        length=block.length,
-        num_accepted=verdict.num_accepted,
-        next_token=verdict.next_token,
-    )
-    return jax.tree.map(
-        lambda old, new: old.at[rows, calls].set(new, mode="drop"), trace, now
-    )

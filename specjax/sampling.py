@@ -35,8 +35,8 @@ class Control(Protocol):
 class Sampling:
     """How logits become a law: controls, temperature, top-k, top-p, in this order.
 
-    Numbers are traced (a new value compiles nothing) and are scalars or ``[B]``; what is
-    None is absent from the program.
+    Numbers are traced (a new value compiles nothing) and are scalars or ``[B]``; what
+    is None is absent from the program.
 
     Attributes:
         temperature: None: greedy, with neither a sort nor random bits. A traced 0 gives
@@ -67,7 +67,8 @@ class Sampling:
             prefix: what precedes each position; needed by controls alone.
 
         Returns:
-            A one-hot `Law` over the lowest most probable id when greedy, else a dense one.
+            A one-hot `Law` over the lowest most probable id when greedy, else a dense
+            one.
         """
         logits = mask_dead_rows(logits, self.num_tokens)
         for control in self.controls:
@@ -84,7 +85,9 @@ class Sampling:
             return Law(probs=jnp.ones(ids.shape, jnp.float32), ids=ids)
         temperature = _per_row(self.temperature, jnp.float32)
         frozen = temperature <= 0
-        scaled = logits / jnp.where(frozen, 1.0, temperature)
+        # From the best logit down, so that a small temperature cannot overflow.
+        scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
+        scaled = scaled / jnp.where(frozen, 1.0, temperature)
         if self.top_k is not None or self.top_p is not None:
             scaled = _truncate(scaled, self.top_k, self.top_p)
         ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
@@ -128,8 +131,8 @@ def _per_row(value: Number, dtype: DTypeLike) -> Array:
 def _truncate(logits: jax.Array, top_k: Number, top_p: Number) -> jax.Array:
     """-inf at all but the first m ids by (logit, then lower id).
 
-    One sort of the values serves both rules: m is the smaller of k and the number of ids
-    whose preceding mass is below top_p, renormalised after top-k.
+    One sort of the values serves both rules: m is the smaller of k and the number of
+    ids whose preceding mass is below top_p, renormalised after top-k.
     """
     vocab_size = logits.shape[-1]
     ordered = -jnp.sort(-logits, axis=-1)
@@ -140,7 +143,9 @@ def _truncate(logits: jax.Array, top_k: Number, top_p: Number) -> jax.Array:
         rank = jnp.arange(vocab_size, dtype=jnp.int32)[None, None]
         probs = jax.nn.softmax(jnp.where(rank < kept, ordered, -jnp.inf), axis=-1)
         before = jnp.cumsum(probs, axis=-1) - probs
-        inside = before < _per_row(top_p, jnp.float32)
+        limit = _per_row(top_p, jnp.float32)
+        # The running sum may round up to 1 before the last id: a top_p of 1 keeps all.
+        inside = (before < limit) | (limit >= 1)
         nucleus = jnp.sum(inside, axis=-1, keepdims=True, dtype=jnp.int32)
         kept = jnp.minimum(kept, nucleus)
     kept = jnp.maximum(kept, 1)
@@ -163,7 +168,7 @@ def draw(key: Key[Array, ""], weights: Float[Array, " V"]) -> Int[Array, ""]:
 
 
 def draw_law(key: Key[Array, ""], law: Law, row: int, vocab_size: int) -> Array:
-    """Draws from row `row` of one sequence's laws; a one-hot law needs no random bits."""
+    """Draws from one row of a sequence's laws; a one-hot law needs no random bits."""
     if law.ids is not None and law.ids.shape[-1] == 1:
         return law.ids[row, 0]
     return draw(key, law.row(jnp.int32(row), vocab_size))
@@ -196,7 +201,10 @@ def check_sampling(
     """
     rules = {
         "temperature": (lambda x: x >= 0, "finite and >= 0 (None is greedy)"),
-        "top_k": (lambda x: x >= 1, "at least 1 (None switches it off)"),
+        "top_k": (
+            lambda x: (x >= 1) & (x == np.floor(x)),
+            "a whole number, at least 1 (None switches it off)",
+        ),
         "top_p": (lambda x: (x > 0) & (x <= 1), "in (0, 1] (None switches it off)"),
     }
     for field, (holds, wanted) in rules.items():

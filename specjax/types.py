@@ -6,8 +6,9 @@ Axes, in every shape below and in every docstring:
     G gamma    V vocabulary       D model width      H heads    K head width
     N drafted nodes of a block (N = G for a chain)
 
-Every array in a state or an output has B first, so that one ``tree_map`` shards, pads or
-permutes rows. Rules that are written for one sequence see the same records without B.
+Every array in a state or an output has B first, so that one ``tree_map`` shards, pads
+or permutes rows. Rules that are written for one sequence see the same records without
+B.
 """
 
 from __future__ import annotations

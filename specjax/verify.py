@@ -1,9 +1,9 @@
 """Verification rules: which drafted tokens stand, and which token follows them.
 
 A rule is written for one sequence, arrays in and `VerifyOutput` out; the caller vmaps.
-Row i of the draft's and of the target's laws are both "after fed token i", and fed token
-0 is the last committed one, so drafted token i (from 0) was drawn from draft row i and is
-judged against target row i.
+Row i of the draft's and of the target's laws are both "after fed token i", and fed
+token 0 is the last committed one, so drafted token i (from 0) was drawn from draft row
+i and is judged against target row i.
 """
 
 from __future__ import annotations
@@ -54,10 +54,9 @@ class Verifier:
     """A verification rule with its needs. A new rule is one function and one line.
 
     Attributes:
-        rule: ``(noise, block, scored, params) -> VerifyOutput``, a module-level function.
-        params: traced settings of the rule.
-        needs_law: the rule reads the draft's laws.
-        lossless: the emitted tokens follow the target's law exactly.
+        rule: ``(noise, block, scored, params) -> VerifyOutput``, a module-level
+        function. params: traced settings of the rule. needs_law: the rule reads the
+        draft's laws. lossless: the emitted tokens follow the target's law exactly.
         noise: "step", or "position" for rules that share noise with the drafter.
     """
 

@@ -1,4 +1,4 @@
-"""Models of exactly known law, scripted drafters, and the statistics that judge them."""
+"""Models of exactly known law, scripted drafters, and the statistics to judge them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from flax import nnx, struct
 from scipy import stats
 
-from specjax.drafters.model import ModelDrafter
 from specjax.models.base import Cache, DecoderOutput, Encoded
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
@@ -31,11 +30,11 @@ def write_tokens(cache: Cache, tokens: jax.Array) -> tuple[jax.Array, jax.Array]
 class TableModel:
     """An encoder-decoder whose next-token law is a table over the whole prefix.
 
-    Its cache holds the fed tokens themselves, so that a slot that was not rolled back, or
-    was written at the wrong place, changes the law.
+    Its cache holds the fed tokens themselves, so that a slot that was not rolled back,
+    or was written at the wrong place, changes the law.
 
     Attributes:
-        logits: ``[P, V]``: one row per prefix of 0 .. depth tokens after the start token.
+        logits: ``[P, V]``: a row per prefix of 0 .. depth tokens after the start token.
         depth: longest prefix that the table tells apart (static).
     """
 
@@ -113,6 +112,32 @@ class HashModel:
         )
 
 
+@struct.dataclass
+class ChainModel:
+    """A model whose logits depend on the last token alone, so that its text repeats.
+
+    Attributes:
+        table: ``[V, V]`` logits.
+    """
+
+    table: jax.Array
+
+    @property
+    def vocab_size(self) -> int:
+        return self.table.shape[1]
+
+    def encode(self, inputs, mask, *, dropout_key=None):
+        hidden = jnp.zeros(inputs.shape + (1,), jnp.float32)
+        return Encoded(hidden=hidden, mask=mask, cross=())
+
+    def init_cache(self, batch_size, size):
+        return Cache(memory=(), length=jnp.zeros(batch_size, jnp.int32))
+
+    def decode(self, tokens, cache, encoded, *, taps=(), dropout_key=None):
+        length = cache.length + tokens.shape[1]
+        return DecoderOutput(logits=self.table[tokens]), cache.replace(length=length)
+
+
 def hash_pair(
     seed: int = 0, vocab_size: int = 64, noise: float = 0.5, draft_vocab: int = 0
 ) -> tuple[HashModel, HashModel]:
@@ -127,6 +152,30 @@ def hash_pair(
         HashModel(jnp.asarray(table, jnp.float32)),
         HashModel(jnp.asarray(other, jnp.float32)),
     )
+
+
+def greedy_text(
+    model: HashModel, source: list[int], prefix: list[int], steps: int
+) -> list[int]:
+    """What a greedy decoder must write, computed by hand on the host."""
+    table = np.asarray(model.table)
+    fixed = sum((token + 1) * (31 * i + 7) for i, token in enumerate(source))
+    text = list(prefix)
+    for _ in range(steps):
+        seen = sum((token + 1) * (17 * i + 3) for i, token in enumerate(text))
+        text.append(int(np.argmax(table[(seen + fixed) % len(table)])))
+    return text
+
+
+def ragged_sources(
+    seed: int, rows: int, width: int, vocab_size: int = 64
+) -> tuple[jax.Array, jax.Array]:
+    """Sources of 1 .. `width` random ids (from 2 on), the rest pad."""
+    generator = np.random.default_rng(seed)
+    lengths = 1 + (np.arange(rows) * 3 + seed) % width
+    mask = np.arange(width)[None] < lengths[:, None]
+    inputs = generator.integers(2, vocab_size, (rows, width)) * mask
+    return jnp.asarray(inputs, jnp.int32), jnp.asarray(mask)
 
 
 TINY_T5 = T5Config(
@@ -177,7 +226,7 @@ def table_model(
     """Random laws; a share `zeros` of the entries is impossible.
 
     Args:
-        like: a model whose laws are mixed in with weight `mix`, for a draft that agrees.
+        like: a model whose laws are mixed in with weight `mix`: a draft that agrees.
     """
     generator = np.random.default_rng(seed)
     rows = num_prefixes(vocab_size, depth)
@@ -209,7 +258,7 @@ def reference_law(
     weights = {i: np.exp((logits[i] - logits[ranked[0]]) / temperature) for i in ranked}
     total, before = sum(weights.values()), 0.0
     for i in ranked:
-        if top_p is not None and before >= top_p:
+        if top_p is not None and top_p < 1 and before >= top_p:
             break
         law[i] = weights[i]
         before += weights[i] / total
@@ -288,7 +337,7 @@ class ScriptDrafter:
 
     Attributes:
         truth: ``int32[B, L]`` the tokens that a greedy target will write, by place.
-        right: ``int32[B, R]`` in the row's step r so many drafts are right, the rest wrong.
+        right: ``int32[B, R]`` so many drafts of the row's step r are right, no more.
         length: ``int32[B, R]`` so many are drafted.
     """
 
@@ -320,41 +369,8 @@ class ScriptDrafter:
         return state.replace(call=state.call + 1)
 
 
-@struct.dataclass
-class StoppingDrafter:
-    """Drafts with a model, and stops as a function of the tokens drafted so far.
-
-    Nothing is drafted after the last id of the vocabulary; a block ends *with* its first
-    token 0 (kept, hence verified).
-    """
-
-    inner: ModelDrafter
-
-    taps: ClassVar[tuple[int, ...]] = ()
-    has_law: ClassVar[bool] = True
-    samples: ClassVar[bool] = True
-
-    def init(self, *args):
-        return self.inner.init(*args)
-
-    def draft(self, target, noise, state, tokens, length, *, gamma, sampling):
-        block, state = self.inner.draft(
-            target, noise, state, tokens, length, gamma=gamma, sampling=sampling
-        )
-        return block.replace(length=self.stop(target, block, tokens, length)), state
-
-    def stop(self, target, block, tokens, length):
-        last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)[:, 0]
-        going = jnp.cumprod((block.tokens != 0).astype(jnp.int32), axis=1)
-        kept = jnp.minimum(1 + jnp.sum(going, axis=1), block.tokens.shape[1])
-        return jnp.where(last == target.vocab_size - 1, 0, kept)
-
-    def commit(self, state, committed):
-        return self.inner.commit(state, committed)
-
-
 def per_row(rows: int, temperature=1.0, top_k=None, top_p=None) -> Sampling:
-    """Settings in one structure whatever is switched off, so that all share a program."""
+    """Settings in one structure, whatever is off, so that all share a program."""
     return Sampling(
         temperature=jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), rows),
         top_k=jnp.broadcast_to(jnp.int32(10**6 if top_k is None else top_k), rows),

@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BASE = ("errors", "types")
 ARRAYS = (*BASE, "sampling")
 DRAFTING = (*ARRAYS, "models.base", "drafters")
-DECODING = (*DRAFTING, "verify", "checks", "decoding")
+DECODING = (*DRAFTING, "verify", "checks", "decode_state", "commit", "decoding")
 METRICS = (*DECODING, "theory", "metrics")
 ALLOWED = {
     "errors": (),
@@ -31,6 +31,8 @@ ALLOWED = {
     "models": (*BASE, "models"),
     "drafters": DRAFTING,
     "checks": (*DRAFTING, "verify"),
+    "decode_state": DRAFTING,
+    "commit": (*DRAFTING, "verify", "decode_state"),
     "decoding": DECODING,
     "metrics": METRICS,
     "report": (*METRICS, "report"),
@@ -38,6 +40,7 @@ ALLOWED = {
     "data": ("errors", "data"),
     "checkpoints": ("errors",),
     "sharding": ("errors",),
+    "zoo": ("errors",),
     # The outer edge: conveniences that join everything. Nothing may import them.
     "": (*METRICS, "models", "data"),
     "pair": (*METRICS, "models", "data"),

@@ -22,9 +22,9 @@ class ModelDraftState:
     Attributes:
         encoded: its encoder's result.
         cache: holds the prefix up to, but without, the last *two* committed tokens. The
-            last drafted token is never fed, so after a full acceptance the memory lags by
-            two; feeding two tokens in every first step covers both cases at the price of
-            one.
+            last drafted token is never fed, so after a full acceptance the memory lags
+            by two; feeding two tokens in every first step covers both cases at the
+            price of one.
     """
 
     encoded: Encoded
@@ -76,7 +76,7 @@ class ModelDrafter:
         gamma: int,
         sampling: Sampling,
     ) -> tuple[DraftBlock, ModelDraftState]:
-        """Runs `gamma` passes of the model: the first feeds two tokens, the rest one."""
+        """Runs `gamma` passes of the model: the first feeds two tokens, others one."""
         vocab_size = target.vocab_size
         rows = jnp.arange(tokens.shape[0])
 

@@ -39,9 +39,9 @@ class NgramDrafter:
 
     The longest match wins, up to `max_ngram` tokens; among equals the latest, where the
     output so far counts as later than the source. The decoder's start token counts as
-    standing before the source, so that the first draft is the source's own beginning. The
-    draft ends where the copied text ends; without a match it is empty. Its law is one-hot,
-    so that a rejection rule accepts a copied token x with probability p(x).
+    standing before the source, so that the first draft is the source's own beginning.
+    The draft ends where the copied text ends; without a match it is empty. Its law is
+    one-hot, so that a rejection rule accepts a copied token x with probability p(x).
 
     Attributes:
         max_ngram: tokens of the longest match that is looked for (static).

@@ -16,8 +16,8 @@ class Encoded:
     Attributes:
         hidden: ``[B, S, D]`` encoder output.
         mask: ``bool[B, S]`` True at real source tokens.
-        cross: cross-attention keys and values of every decoder layer, in the model's own
-            layout; None: computed anew at each decode call (saves memory).
+        cross: cross-attention keys and values of every decoder layer, in the model's
+            own layout; None: computed anew at each decode call (saves memory).
     """
 
     hidden: Float[Array, "B S D"]
@@ -29,8 +29,8 @@ class Encoded:
 class Cache:
     """Decoder self-attention memory with a length per row.
 
-    Slots from ``length[b]`` on are invisible and get overwritten, so a row is rolled back
-    by ``cache.replace(length=...)`` alone.
+    Slots from ``length[b]`` on are invisible and get overwritten, so a row is rolled
+    back by ``cache.replace(length=...)`` alone.
 
     Attributes:
         memory: keys and values, in the model's own layout.
@@ -85,7 +85,7 @@ class EncoderDecoder(Protocol):
         """Feeds T tokens per row.
 
         Token t of row b goes to slot ``cache.length[b] + t``; the returned cache has
-        length + T. ``cache=None`` is teacher forcing: nothing is kept. `taps` are static
-        layer numbers whose output is wanted (-1: after the final norm).
+        length + T. ``cache=None`` is teacher forcing: nothing is kept. `taps` are
+        static layer numbers whose output is wanted (-1: after the final norm).
         """
         ...

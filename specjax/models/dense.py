@@ -1,10 +1,10 @@
 """Matrix products with stored ``[out, in]`` weights, in the form each platform likes.
 
-XLA's CPU backend reads weights at a third of the memory bandwidth when a product of 2-16
-rows is written ``x @ w.T``; written ``(w @ x.T).T`` behind optimisation barriers (which
-keep the algebraic simplifier from undoing it) it reads them near full speed. Other
-platforms, and products of many rows, take the plain form. Every projection of a model
-goes through here, so that this choice stands in one place.
+XLA's CPU backend reads weights at a third of the memory bandwidth when a product of
+2-16 rows is written ``x @ w.T``; written ``(w @ x.T).T`` behind optimisation barriers
+(which keep the algebraic simplifier from undoing it) it reads them near full speed.
+Other platforms, and products of many rows, take the plain form. Every projection of a
+model goes through here, so that this choice stands in one place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _stream_weights(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def dense(
     x: Float[Array, "*rows in_dim"], weight: Float[Array, "*out in_dim"]
-) -> Float[Array, "..."]:
+) -> Float[Array, "*any"]:
     """``x @ weight.T`` over the last axis of both.
 
     Args:

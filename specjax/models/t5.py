@@ -1,21 +1,22 @@
 """T5 and its family (1.0, 1.1, LM-adapted, FLAN, mT5, ByT5, umT5) in Flax NNX.
 
-Weights are stored ``[out, in]`` as in Hugging Face checkpoints; q, k, v and the two input
-projections of a gated feed-forward are fused into one array each, so that a decoder step
-launches few products. Position lives in the relative bias alone, never in the keys.
+Weights are stored ``[out, in]`` as in Hugging Face checkpoints; q, k, v and the two
+input projections of a gated feed-forward are fused into one array each, so that a
+decoder step launches few products. Position lives in the relative bias alone, never in
+the keys.
 
-Raffel et al. 2020 (arXiv:1910.10683); Shazeer 2020 (arXiv:2002.05202) for the gated form.
+Raffel et al. 2020 (arXiv:1910.10683); Shazeer 2020 (arXiv:2002.05202) for gated layers.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.models.base import Cache, DecoderOutput, Encoded
@@ -44,8 +45,8 @@ def relative_position_bucket(
 ) -> np.ndarray:
     """Bucket of ``key_position - query_position``.
 
-    Computed with NumPy on the host: the encoder's offsets 16, 32 and 64 sit exactly on a
-    boundary, where a device's logarithm that is off by one ulp flips the bucket.
+    Computed with NumPy on the host: the encoder's offsets 16, 32 and 64 sit exactly on
+    a boundary, where a device's logarithm that is off by one ulp flips the bucket.
 
     Args:
         relative_position: integers of any shape.
@@ -200,18 +201,34 @@ def _split_heads(x: jax.Array, heads: int) -> jax.Array:
 
 
 def _attend(
-    queries: jax.Array, memory: KeysValues, bias: jax.Array, dropout: Dropout
+    queries: jax.Array,
+    memories: Sequence[tuple[KeysValues, jax.Array]],
+    dropout: Dropout,
 ) -> jax.Array:
-    """Softmax attention in float32 -> ``[B, T, H * K]``."""
-    scores = jnp.einsum(
-        "bhtk,bhlk->bhtl",
-        queries,
-        memory.keys,
-        preferred_element_type=jnp.float32,
-    )
-    weights = dropout(jax.nn.softmax(scores + bias, axis=-1))
-    weights = weights.astype(memory.values.dtype)
-    mixed = jnp.einsum("bhtl,bhlk->bthk", weights, memory.values)
+    """Softmax attention in float32 over one or more memories -> ``[B, T, H * K]``.
+
+    Args:
+        queries: ``[B, H, T, K]``.
+        memories: keys and values, each with the bias of its scores.
+        dropout: of the attention weights.
+    """
+    scores = [
+        jnp.einsum(
+            "bhtk,bhlk->bhtl",
+            queries,
+            memory.keys,
+            preferred_element_type=jnp.float32,
+        )
+        + bias
+        for memory, bias in memories
+    ]
+    weights = dropout(jax.nn.softmax(jnp.concatenate(scores, -1), axis=-1))
+    mixed, at = jnp.zeros((), queries.dtype), 0
+    for memory, _ in memories:
+        size = memory.keys.shape[2]
+        own = weights[..., at : at + size].astype(memory.values.dtype)
+        mixed = mixed + jnp.einsum("bhtl,bhlk->bthk", own, memory.values)
+        at += size
     return mixed.reshape(mixed.shape[:2] + (-1,))
 
 
@@ -284,8 +301,8 @@ class T5(nnx.Module):
 
         Args:
             inputs: source ids.
-            mask: True at real tokens. Ids play no part in it: an id 0 inside a source is
-                a token like any other.
+            mask: True at real tokens. Ids play no part in it: an id 0 inside a source
+                is a token like any other.
             dropout_key: trains with dropout when given.
         """
         config = self.config
@@ -305,7 +322,7 @@ class T5(nnx.Module):
                 table = block.attention.bias[...].astype(jnp.float32)
                 bias = table[buckets].transpose(2, 0, 1)[None] + invisible
             queries, memory = block.attention.project(x, config.num_heads)
-            mixed = _attend(queries, memory, bias, dropout)
+            mixed = _attend(queries, [(memory, bias)], dropout)
             x = x + dropout(dense(mixed, block.attention.out[...]))
             x = block.feed_forward(x, dropout)
         encoded = Encoded(hidden=dropout(self.encoder_norm(x)), mask=mask)
@@ -350,40 +367,39 @@ class T5(nnx.Module):
         config = self.config
         dropout = Dropout(dropout_key, config.dropout_rate)
         batch, fed = tokens.shape
-        size = fed if cache is None else cache.memory[0].keys.shape[2]
         start = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
         slots = start[:, None] + jnp.arange(fed, dtype=jnp.int32)[None]
-        # [B, T, L]; one row serves the whole batch where all rows start at 0.
-        placed = slots if cache is not None else slots[:1]
-        distance = placed[:, :, None] - jnp.arange(size, dtype=jnp.int32)[None, None]
-        future = jnp.where(distance < 0, _MASKED, 0.0)[:, None]
-        buckets = relative_position_bucket(
-            -np.arange(size),
-            bidirectional=False,
-            num_buckets=config.num_buckets,
-            max_distance=config.max_distance,
-        )
         cross_memory = encoded.cross or self._cross(encoded)
         invisible = jnp.where(encoded.mask, 0.0, _MASKED)[:, None, None, :]
 
         x = dropout(self.embedding[...][tokens])
-        bias = future
+        past = present = jnp.zeros(())
         new_memory, features = [], {}
         for i, block in enumerate(self.decoder):
             if block.attention.bias is not None:
-                by_distance = block.attention.bias[...].astype(jnp.float32)[buckets]
-                clipped = jnp.clip(distance, 0, size - 1)
-                bias = by_distance[clipped].transpose(0, 3, 1, 2) + future
+                table = block.attention.bias[...].astype(jnp.float32)
+                present = self._causal_bias(table, fed)
+                if cache is not None:
+                    size = cache.memory[0].keys.shape[2]
+                    past = self._past_bias(table, slots, start, size)
             queries, memory = block.attention.project(x, config.num_heads)
+            visible = [(memory, present)]
             if cache is not None:
-                memory = _write(cache.memory[i], memory, slots)
-                new_memory.append(memory)
-            mixed = _attend(queries, memory, bias, dropout)
+                visible = [(cache.memory[i], past), (memory, present)]
+            mixed = _attend(queries, visible, dropout)
+            if cache is not None:
+                # What is fed now is attended to directly, and written last. The slots
+                # are made to depend on the attention's result (NaN moves them, which
+                # harms nothing more), so that the compiler sees that all reads of the
+                # cache are over and writes in place; else it copies the cache each
+                # step.
+                late = slots + jnp.isnan(mixed[:, :1, 0]).astype(jnp.int32)
+                new_memory.append(_write(cache.memory[i], memory, late))
             x = x + dropout(dense(mixed, block.attention.out[...]))
 
             queries = dense(block.cross.norm(x), block.cross.q[...])
             queries = _split_heads(queries, config.num_heads)
-            mixed = _attend(queries, cross_memory[i], invisible, dropout)
+            mixed = _attend(queries, [(cross_memory[i], invisible)], dropout)
             x = x + dropout(dense(mixed, block.cross.out[...]))
             x = block.feed_forward(x, dropout)
             features[i] = x
@@ -395,6 +411,32 @@ class T5(nnx.Module):
         if cache is None:
             return output, None
         return output, Cache(memory=tuple(new_memory), length=start + fed)
+
+    def _causal_bias(self, table: jax.Array, fed: int) -> jax.Array:
+        """``[1, H, T, T]`` bias between the tokens fed in one call."""
+        place = np.arange(fed)
+        distance = place[:, None] - place[None, :]
+        bias = table[self._decoder_buckets(-distance)].transpose(2, 0, 1)
+        return jnp.where(distance[None] < 0, _MASKED, bias)[None]
+
+    def _past_bias(
+        self, table: jax.Array, slots: jax.Array, start: jax.Array, size: int
+    ) -> jax.Array:
+        """``[B, H, T, L]`` bias towards cached slots, stale from `start` on."""
+        place = jnp.arange(size, dtype=jnp.int32)[None, None]
+        by_distance = table[self._decoder_buckets(-np.arange(size))].T  # [H, L]
+        distance = jnp.clip(slots[:, :, None] - place, 0, size - 1)
+        bias = jnp.moveaxis(by_distance[:, distance], 0, 1)
+        stale = place[None] >= start[:, None, None, None]
+        return jnp.where(stale, _MASKED, bias)
+
+    def _decoder_buckets(self, relative_position: np.ndarray) -> np.ndarray:
+        return relative_position_bucket(
+            relative_position,
+            bidirectional=False,
+            num_buckets=self.config.num_buckets,
+            max_distance=self.config.max_distance,
+        )
 
     def _logits(self, hidden: jax.Array) -> jax.Array:
         weight = self.embedding if self.head is None else self.head

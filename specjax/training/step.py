@@ -177,7 +177,7 @@ def train_step(
     """
     dropout_key = jax.random.fold_in(state.key, state.step)
 
-    def mean_loss(model: t5.T5):
+    def mean_loss(model: t5.T5) -> tuple[jax.Array, losses.TokenLoss]:
         logits = teacher_forced(model, batch, dropout_key)
         sums = losses.token_loss(
             logits, batch.targets, batch.targets_mask, label_smoothing

@@ -134,7 +134,7 @@ def test_pieces_joined_are_the_text(pieces):
     texts = pieces.decode_pieces(ids)
     assert len(texts) == len(ids)
     assert "".join(texts) == pieces.decode(ids)
-    assert texts[0] != "" and not texts[0].startswith(" ")
+    assert not next(text for text in texts if text).startswith(" ")
 
 
 @pytest.mark.parametrize("ids", [[SIZE + 100], [5, -1]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from specjax.metrics import agreement
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 from specjax.sampling import Sampling
-from specjax.types import Law, Noise
+from specjax.types import DraftBlock, Law, Noise
 from tests.helpers import TableModel, row_keys, table_model
 
 VOCABULARY, DEPTH = 4, 3
@@ -32,7 +33,31 @@ class Table(TableModel):
     def decode(self, tokens, cache, encoded, *, taps=(), dropout_key=None):
         kept = self.init_cache(*tokens.shape) if cache is None else cache
         output, kept = super().decode(tokens, kept, encoded, taps=taps)
+        output = output.replace(features=(output.logits,) * len(taps))
         return output, None if cache is None else kept
+
+
+@struct.dataclass
+class Echo:
+    """Drafts from the target's law of one place earlier, which it gets as a feature."""
+
+    taps: ClassVar[tuple[int, ...]] = (-1,)
+    has_law: ClassVar[bool] = True
+    samples: ClassVar[bool] = True
+
+    def init(self, target, encoded, inputs, mask, prefix, length, size):
+        batch = inputs.shape[0]
+        return jnp.zeros((batch, VOCABULARY)), jnp.zeros(batch, jnp.int32)
+
+    def draft(self, target, noise, state, tokens, length, *, gamma, sampling):
+        logits, known = state
+        law = sampling.law(logits[:, None])
+        return DraftBlock(tokens=tokens[:, :1], length=known, law=law), state
+
+    def commit(self, state, committed):
+        rows = jnp.arange(committed.length.shape[0])
+        logits = committed.features[0][rows, committed.num_accepted]
+        return logits, jnp.ones_like(committed.length)
 
 
 def table(seed, vocab_size=VOCABULARY, **settings) -> Table:
@@ -213,6 +238,21 @@ def test_asking_the_drafter_step_by_step_gives_the_same():
         np.testing.assert_allclose(by_step.beta, one_pass.beta, atol=1e-6)
         np.testing.assert_allclose(by_step.entropy, one_pass.entropy, atol=1e-6)
         assert jnp.array_equal(by_step.valid, one_pass.valid)
+
+
+def test_a_drafter_gets_the_features_of_its_own_place():
+    target = table(1)
+    inputs, mask, tokens = text(6, rows=3)
+    result = metrics.drafter_alpha(
+        target, Echo(), inputs, mask, tokens, jnp.array([5, 5, 3])
+    )
+    for row in range(3):
+        assert float(result.beta[row, 0]) == 0.0  # nothing to echo yet
+        for place in range(1, 4):
+            p = row_of(target, tokens[row], place)
+            q = row_of(target, tokens[row], place - 1)
+            beta = np.minimum(p, q).sum()
+            assert float(result.beta[row, place]) == pytest.approx(beta, abs=1e-6)
 
 
 def test_alpha_of_copied_drafts():

@@ -1,0 +1,117 @@
+"""What follows a verdict: tokens are written, cut and counted, row by row."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from specjax.decode_state import DecodeState, Stats, Trace
+from specjax.sampling import mask_dead_rows
+from specjax.types import DraftBlock, Law
+from specjax.verify import VerifyOutput
+
+
+def commit(
+    state: DecodeState,
+    block: DraftBlock,
+    verdict: VerifyOutput,
+    logits: Array,
+    num_tokens: int | None,
+    eos_id: Array,
+    stop: Array | None,
+) -> DecodeState:
+    """Writes accepted tokens and the next one, cut at EOS, stop and budget; counts.
+
+    A finished row writes nothing: its positions are sent past the end and dropped.
+    """
+    batch, gamma = block.tokens.shape
+    size = state.tokens.shape[1]
+    offset = jnp.arange(gamma + 1, dtype=jnp.int32)[None]
+    num_accepted = verdict.num_accepted[:, None]
+    drafted = jnp.pad(block.tokens, ((0, 0), (0, 1)))
+    emitted = jnp.where(
+        offset < num_accepted, drafted, verdict.next_token[:, None]
+    ).astype(jnp.int32)
+    place = state.length[:, None] + offset
+    rows = jnp.arange(batch)[:, None]
+
+    ends = emitted == eos_id
+    if stop is not None:
+        ends = ends | _ends_stop(state, emitted, place, rows, stop)
+    endings = ends.astype(jnp.int32)
+    ended_before = jnp.cumsum(endings, axis=1) > endings
+    keep = (offset <= num_accepted) & ~ended_before & (place < state.limit[:, None])
+    keep = keep & ~state.done[:, None]
+    where = jnp.where(keep, place, size)
+    count = jnp.sum(keep, axis=1, dtype=jnp.int32)
+    length = state.length + count
+    done = state.done | jnp.any(ends & keep, axis=1) | (length >= state.limit)
+
+    log_probs = state.log_probs
+    if log_probs is not None:
+        masked = mask_dead_rows(logits, num_tokens)
+        scores = jax.nn.log_softmax(masked, axis=-1)
+        scores = jnp.take_along_axis(scores, emitted[..., None], axis=-1)[..., 0]
+        log_probs = log_probs.at[rows, where].set(scores, mode="drop")
+
+    active = (~state.done).astype(jnp.int32)
+    depth = offset[:, :gamma]
+    stats = Stats(
+        target_calls=state.stats.target_calls + active,
+        emitted=state.stats.emitted + count,
+        drafted=state.stats.drafted
+        + active[:, None] * (depth < block.length[:, None]).astype(jnp.int32),
+        accepted=state.stats.accepted
+        + active[:, None] * (depth < num_accepted).astype(jnp.int32),
+    )
+    return state.replace(
+        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
+        length=length,
+        done=done,
+        cache=state.cache.replace(length=length - 1),
+        stats=stats,
+        log_probs=log_probs,
+    )
+
+
+def _ends_stop(
+    state: DecodeState, emitted: Array, place: Array, rows: Array, stop: Array
+) -> Array:
+    """Whether a stop sequence, all after the prefix, is complete at each place."""
+    tokens = state.tokens.at[rows, place].set(emitted, mode="drop")
+    size = stop.shape[1]
+    lengths = jnp.sum(stop >= 0, axis=1)  # [K]
+    back = jnp.arange(size)[None]
+    # Token `back` places before the end must be the sequence's own, counted from its
+    # end.
+    wanted = jnp.take_along_axis(stop, jnp.maximum(lengths[:, None] - 1 - back, 0), 1)
+    looked = place[:, :, None] - back[None]
+    seen = tokens[rows[:, :, None], jnp.maximum(looked, 0)]
+    new = looked >= state.start[:, None, None]
+    equal = (seen[:, :, None] == wanted[None, None]) & new[:, :, None]
+    equal = equal | (back >= lengths[:, None])[None, None]
+    return jnp.any(jnp.all(equal, -1) & (lengths > 0)[None, None], -1)
+
+
+def record(
+    state: DecodeState, block: DraftBlock, law: Law, verdict: VerifyOutput
+) -> Trace:
+    """Writes this step as the next call of each unfinished row."""
+    trace = state.trace
+    calls = jnp.where(state.done, trace.length.shape[1], state.stats.target_calls)
+    rows = jnp.arange(calls.shape[0])
+    judged = jnp.concatenate([block.tokens, block.tokens[:, -1:]], axis=1)
+    now = Trace(
+        tokens=block.tokens,
+        p=law.at(judged)[:, :-1],
+        q=jnp.zeros(block.tokens.shape)
+        if block.law is None
+        else block.law.at(block.tokens),
+        length=block.length,
+        num_accepted=verdict.num_accepted,
+        next_token=verdict.next_token,
+    )
+    return jax.tree.map(
+        lambda old, new: old.at[rows, calls].set(new, mode="drop"), trace, now
+    )

@@ -1,0 +1,96 @@
+"""The records of a decode: counters, trace, the loop's carry, the result."""
+
+from __future__ import annotations
+
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.drafters.base import DraftState
+from specjax.models.base import Cache
+
+
+@struct.dataclass
+class Stats:
+    """What a decode did, per row.
+
+    Attributes:
+        target_calls: ``int32[B]`` target passes while the row was unfinished.
+        emitted: ``int32[B]`` tokens written, after the cut at EOS, stop or budget.
+        drafted: ``int32[B, G]`` tokens drafted at each depth.
+        accepted: ``int32[B, G]`` of these, accepted; verdicts before the cut.
+    """
+
+    target_calls: Int[Array, " B"]
+    emitted: Int[Array, " B"]
+    drafted: Int[Array, "B G"]
+    accepted: Int[Array, "B G"]
+
+
+@struct.dataclass
+class Trace:
+    """Every target call of a decode, for pictures and debugging.
+
+    Attributes:
+        tokens: ``int32[B, R, G]`` drafted ids of call r.
+        p: ``float32[B, R, G]`` their target probability.
+        q: ``float32[B, R, G]`` their draft probability (0 where unknown).
+        length: ``int32[B, R]`` how many were drafted.
+        num_accepted: ``int32[B, R]`` how many stood.
+        next_token: ``int32[B, R]`` the corrected or bonus token.
+    """
+
+    tokens: Int[Array, "B R G"]
+    p: Float[Array, "B R G"]
+    q: Float[Array, "B R G"]
+    length: Int[Array, "B R"]
+    num_accepted: Int[Array, "B R"]
+    next_token: Int[Array, "B R"]
+
+
+@struct.dataclass
+class DecodeState:
+    """The loop's carry.
+
+    Attributes:
+        tokens: ``int32[B, L]`` the buffer; pad past `length`.
+        length: ``int32[B]`` valid tokens, prefix included.
+        start: ``int32[B]`` length of the prefix.
+        limit: ``int32[B]`` the length at which the row ends for want of budget.
+        done: ``bool[B]`` finished rows write and count nothing.
+        cache: the target's memory.
+        draft_state: the drafter's memory; None when autoregressive.
+        stats: counters.
+        log_probs: ``float32[B, L]`` or None.
+        trace: or None.
+    """
+
+    tokens: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    start: Int[Array, " B"]
+    limit: Int[Array, " B"]
+    done: Bool[Array, " B"]
+    cache: Cache
+    draft_state: DraftState
+    stats: Stats
+    log_probs: Float[Array, "B L"] | None = None
+    trace: Trace | None = None
+
+
+@struct.dataclass
+class DecodeOutput:
+    """The result of a decode.
+
+    Attributes:
+        tokens: ``int32[B, max_length]`` prefix, then output, EOS included, then pad.
+        length: ``int32[B]`` valid tokens.
+        stats: counters.
+        log_probs: ``float32[B, max_length]`` log-softmax of the raw target logits (dead
+            rows masked) at each emitted token; 0 at the prefix and past the end.
+        trace: every target call, where asked for.
+    """
+
+    tokens: Int[Array, "B L"]
+    length: Int[Array, " B"]
+    stats: Stats
+    log_probs: Float[Array, "B L"] | None = None
+    trace: Trace | None = None

@@ -1,0 +1,110 @@
+"""Shared noise: the speculative sample is the autoregressive sample of the same key."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import (
+    ModelDrafter,
+    NgramDrafter,
+    Sampling,
+    Verifier,
+    autoregressive_generate,
+    speculative_generate,
+    token_verify,
+)
+from specjax.sampling import draw
+from specjax.verify import VerifyOutput
+from tests.helpers import ChainModel, hash_pair, ragged_sources, row_keys
+
+ROWS, LENGTH = 5, 24
+
+
+def coupled_rule(noise, block, scored, params):
+    """Draws each position's own token; a draft stands where it is that token."""
+    gamma, vocab_size = block.tokens.shape[0], scored.logits.shape[-1]
+    laws = scored.law.dense(vocab_size)
+    keys = jax.vmap(lambda i: noise.key(i, i + 1))(jnp.arange(gamma + 1))
+    own = jax.vmap(draw)(keys, laws)
+    equal = (own[:gamma] == block.tokens) & (jnp.arange(gamma) < block.length)
+    accepted = jnp.sum(jnp.cumprod(equal.astype(jnp.int32)))
+    return VerifyOutput(num_accepted=accepted, next_token=own[accepted])
+
+
+COUPLED = Verifier(coupled_rule, needs_law=False, noise="position")
+TARGET, DRAFT = hash_pair(noise=0.3)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {"hash": baseline(TARGET), "chain": baseline(chain())}
+
+
+def chain() -> ChainModel:
+    table = np.random.default_rng(0).normal(size=(64, 64)) * 5
+    return ChainModel(jnp.asarray(table, jnp.float32))
+
+
+def options() -> dict:
+    return dict(
+        sampling=Sampling(temperature=0.7),
+        max_length=LENGTH,
+        eos_id=3,
+        prefix=jnp.array([[0, 7]] * ROWS, jnp.int32),
+        prefix_length=jnp.array([1, 2, 2, 1, 2]),
+    )
+
+
+def sources():
+    return *ragged_sources(2, ROWS, 9), row_keys(8, ROWS)
+
+
+def baseline(target):
+    return autoregressive_generate(target, *sources(), **options())
+
+
+SLOW = pytest.mark.slow
+CASES = [
+    ("model", 1),
+    ("model", 4),
+    ("ngram", 3),
+    *(pytest.param("model", gamma, marks=SLOW) for gamma in (2, 3, 5, 6, 7, 8)),
+    *(pytest.param("ngram", gamma, marks=SLOW) for gamma in (1, 8)),
+]
+
+
+@pytest.mark.parametrize(("kind", "gamma"), CASES)
+def test_equals_the_autoregressive_sample(plain, kind, gamma):
+    """For every drafter and gamma, whatever the draft's own temperature."""
+    target, drafter, name = TARGET, ModelDrafter(DRAFT), "hash"
+    if kind == "ngram":
+        target, drafter, name = chain(), NgramDrafter(), "chain"
+    temperatures = (0.7,) if kind == "ngram" else (0.7, 0.2, 3.0)
+    accepted = []
+    for temperature in temperatures:
+        on_draft = None if kind == "ngram" else Sampling(temperature=temperature)
+        output = speculative_generate(
+            target,
+            drafter,
+            *sources(),
+            verifier=COUPLED,
+            gamma=gamma,
+            draft_sampling=on_draft,
+            **options(),
+        )
+        np.testing.assert_array_equal(output.tokens, plain[name].tokens)
+        np.testing.assert_array_equal(output.length, plain[name].length)
+        accepted.append(output.stats.accepted.sum() / output.stats.drafted.sum())
+    assert 0.05 < min(accepted) and max(accepted) < 0.95
+    assert accepted[0] == max(accepted)  # the same law and noise agree best
+
+
+def test_step_noise_gives_another_sample(plain):
+    """The wrong twin: the rejection rule is exact in law, not sample by sample."""
+    output = speculative_generate(
+        TARGET, ModelDrafter(DRAFT), *sources(), verifier=token_verify, **options()
+    )
+    assert (output.tokens != plain["hash"].tokens).any(axis=1).all()
