@@ -101,19 +101,28 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
         tokenizers.check_same_tokenizer(tokenizer, draft_tokenizer)
         draft_model = t5_weights.load_t5(draft_folder, dtype)
     target = t5_weights.load_t5(folder, dtype)
-    known = tokenizer.vocab_size
-    if known > target.vocab_size:
-        raise errors.InputError(
-            f"the tokenizer in {folder} has {known} ids and the model there "
-            f"{target.vocab_size} rows: they do not belong together"
-        )
     return Pair(
         target=target,
         drafter=make_drafter(draft_model),
         draft_model=draft_model,
         tokenizer=tokenizer,
-        num_tokens=known if known < target.vocab_size else None,
+        num_tokens=dead_from(tokenizer, target),
     )
+
+
+def dead_from(tokenizer: tokenizers.Tokenizer, model: t5.T5) -> int | None:
+    """The id from which on the model's rows are padding; None: no row is.
+
+    Raises:
+        InputError: the tokenizer knows ids that the model has no row for.
+    """
+    known, rows = tokenizer.vocab_size, model.vocab_size
+    if known > rows:
+        raise errors.InputError(
+            f"the tokenizer has {known} ids and the model {rows} rows: they do not "
+            "belong together"
+        )
+    return known if known < rows else None
 
 
 def build_sampling(

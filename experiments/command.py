@@ -84,6 +84,8 @@ def run(
 
 
 def _parse(values: flags.FlagValues, argv: list[str]) -> None:
+    # Settings within the config are looked for in sys.argv, whatever is parsed.
+    own, sys.argv = sys.argv, argv
     try:
         rest = values(argv)
     except (
@@ -96,6 +98,8 @@ def _parse(values: flags.FlagValues, argv: list[str]) -> None:
     ) as error:
         text = " ".join(str(error).replace("\\'", "'").split())
         raise errors.InputError(f"flags: {text}") from error
+    finally:
+        sys.argv = own
     if len(rest) > 1:
         raise errors.InputError(
             f"flags: {rest[1]!r} is not a flag; settings are --config.NAME=VALUE"

@@ -115,8 +115,8 @@ def best_gamma(alpha: Numbers, c: Numbers, max_gamma: int = 64) -> int | np.ndar
     """
     _within("max_gamma", max_gamma, 0, np.inf)
     gammas = np.arange(max_gamma + 1)
-    alpha, c = np.asarray(alpha, float), np.asarray(c, float)
-    return _first_best(walltime_factor(alpha[..., None], gammas, c[..., None]))
+    alphas, costs = np.asarray(alpha, float), np.asarray(c, float)
+    return _first_best(walltime_factor(alphas[..., None], gammas, costs[..., None]))
 
 
 def iid_survival(alpha: Number, gamma: int) -> np.ndarray:
@@ -192,9 +192,10 @@ def best_gamma_from_survival(
     survival = _checked_survival(survival)
     gammas = range(1, len(survival) + 1)
     if callable(verify_ratio):
-        verify_ratio = [verify_ratio(gamma) for gamma in gammas]
+        ratios = np.array([verify_ratio(gamma) for gamma in gammas], float)
+    else:
+        ratios = _per_gamma("verify_ratio", verify_ratio, len(gammas))
     costs = _per_gamma("c", c, len(gammas))
-    ratios = _per_gamma("verify_ratio", verify_ratio, len(gammas))
     speedups = [1.0] + [
         speedup_from_survival(survival[:gamma], costs[gamma - 1], ratios[gamma - 1])
         for gamma in gammas
@@ -216,8 +217,10 @@ def speedup_from_counts(
     Both ways pay for the target's encoder; only speculation pays for the draft's.
 
     Args:
-        tokens: N, tokens emitted.
-        target_calls: R, target calls that they took.
+        tokens: N, tokens emitted; in a batch, by the row that emits most, since a loop
+            runs until its last row ends.
+        target_calls: R, target calls that they took; in a batch, of the row that makes
+            most.
         gamma: drafted tokens per target call.
         c: cost of drafting one token, in target steps.
         verify_ratio: v(gamma + 1), cost of the target pass that verifies.
@@ -244,9 +247,9 @@ def speedup_from_counts(
 
 
 def _block_cost(gamma: int, c: Number, verify_ratio: Number) -> float:
-    gamma = _within("gamma", gamma, 0, np.inf)
-    c = _within("c", c, 0.0, np.inf)
-    verify_ratio = _within("verify_ratio", verify_ratio, np.finfo(float).tiny, np.inf)
+    _within("gamma", gamma, 0, np.inf)
+    _within("c", c, 0.0, np.inf)
+    _within("verify_ratio", verify_ratio, np.finfo(float).tiny, np.inf)
     return float(gamma * c + verify_ratio)
 
 

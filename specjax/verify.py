@@ -54,9 +54,10 @@ class Verifier:
     """A verification rule with its needs. A new rule is one function and one line.
 
     Attributes:
-        rule: ``(noise, block, scored, params) -> VerifyOutput``, a module-level
-        function. params: traced settings of the rule. needs_law: the rule reads the
-        draft's laws. lossless: the emitted tokens follow the target's law exactly.
+        rule: ``(noise, block, scored, params) -> VerifyOutput``, at module level.
+        params: traced settings of the rule.
+        needs_law: the rule reads the draft's laws.
+        lossless: the emitted tokens follow the target's law exactly.
         noise: "step", or "position" for rules that share noise with the drafter.
     """
 

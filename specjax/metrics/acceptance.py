@@ -46,8 +46,8 @@ def survival(stats: Stats) -> list[float]:
     so that 1 + sum is the number of tokens per target call before the cut at EOS or
     budget. NaN without a target call.
     """
-    accepted = np.sum(np.asarray(stats.accepted), axis=0, dtype=np.int64)
-    return [_ratio(count, _total(stats.target_calls)) for count in accepted.tolist()]
+    calls = _total(stats.target_calls)
+    return [_ratio(_total(depth), calls) for depth in np.asarray(stats.accepted).T]
 
 
 def draft_length(stats: Stats) -> float:
@@ -60,7 +60,7 @@ def block_efficiency(stats: Stats) -> float:
     return _ratio(_total(stats.emitted), _total(stats.target_calls))
 
 
-def _total(counts: Array) -> int:
+def _total(counts: Array | np.ndarray) -> int:
     return int(np.sum(np.asarray(counts), dtype=np.int64))
 
 

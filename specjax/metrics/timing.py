@@ -7,7 +7,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -300,9 +300,8 @@ class _Replay:
     """
 
     taps: tuple[int, ...] = struct.field(pytree_node=False, default=())
-
-    has_law: ClassVar[bool] = True
-    samples: ClassVar[bool] = True
+    has_law: bool = struct.field(pytree_node=False, default=True)
+    samples: bool = struct.field(pytree_node=False, default=True)
 
     def init(self, *arguments: Any) -> Any:
         return None

@@ -1,0 +1,154 @@
+"""Decodes the sources of a file of pairs with a target, for a draft to learn from.
+
+    python -m experiments.generate --config=configs/repair_generate.py \
+        --config.target.checkpoint=TARGET --input=DATA/train.jsonl --workdir=DIR
+
+Writes DIR/generated.jsonl, with the target's output in place of the file's, in order
+and in chunks: a run that was stopped goes on after the last whole chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import ml_collections
+import numpy as np
+from absl import flags
+
+from experiments import build, command
+from specjax import errors
+from specjax.data import batches, pairs
+from specjax.data import tokenizer as tokenizers
+from specjax.decoding import autoregressive_generate
+from specjax.models import t5, t5_weights
+from specjax.sampling import Sampling
+
+
+def main(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
+) -> None:
+    """Runs the command."""
+    from rich import progress
+
+    build.positive(config, "batch_size", "chunk", "max_length")
+    dtype = build.named(build.DTYPES, config.dtype, "dtype")
+    folder = build.checkpoint_folder(config.target.checkpoint, "target.checkpoint")
+    sources = [pair.source for pair in pairs.load_pairs(values.input or config.input)]
+    sources = sources[: config.limit or None]
+    tokenizer = tokenizers.load_tokenizer(folder)
+    model = t5_weights.load_t5(folder, dtype)
+    sampling = build_sampling(config, build.dead_from(tokenizer, model))
+    rows = [tokenizer.encode(source) for source in sources]
+    for number, row in enumerate(rows, start=1):
+        batches.bucket_length(len(row), config.buckets, number - 1)
+
+    workdir.mkdir(parents=True, exist_ok=True)
+    path = workdir / "generated.jsonl"
+    start = lines_written(path, sources)
+    command.write_json(workdir / "manifest.json", command.manifest(config))
+    keys = build.row_keys(config.seed, len(rows))
+    columns = (progress.BarColumn(), progress.MofNCompleteColumn())
+    with (
+        open(path, "a", encoding="utf-8") as file,
+        progress.Progress(*columns, progress.TimeRemainingColumn()) as bar,
+    ):
+        task = bar.add_task("", total=len(rows), completed=start)
+        for first in range(start, len(rows), config.chunk):
+            chosen = slice(first, first + config.chunk)
+            outputs = decode_rows(model, rows[chosen], keys[chosen], sampling, config)
+            for source, output in zip(sources[chosen], outputs, strict=True):
+                pair = {"source": source, "target": tokenizer.decode(output)}
+                file.write(json.dumps(pair, ensure_ascii=False) + "\n")
+            file.flush()
+            bar.advance(task, len(outputs))
+    print(f"written: {path}, {len(rows)} lines")
+
+
+def build_sampling(
+    config: ml_collections.ConfigDict, num_tokens: int | None
+) -> Sampling:
+    """Greedy where no temperature is set.
+
+    Raises:
+        InputError: a number means nothing, or greedy with top-k or top-p.
+    """
+    settings = config.sampling
+    if settings.temperature is not None:
+        return build.build_sampling(settings, "sampling", num_tokens)
+    if settings.top_k is not None or settings.top_p is not None:
+        raise errors.InputError(
+            "config.sampling has top_k or top_p but no temperature: without one "
+            "decoding is greedy, and they change nothing"
+        )
+    return Sampling(temperature=None, num_tokens=num_tokens)
+
+
+def lines_written(path: pathlib.Path, sources: list[str]) -> int:
+    """How many lines an earlier run left; a half-written last line is cut off.
+
+    Raises:
+        InputError: the lines there are not of these sources.
+    """
+    if not path.exists():
+        return 0
+    whole = path.read_bytes()
+    whole = whole[: whole.rfind(b"\n") + 1]
+    lines = whole.decode("utf-8").split("\n")[:-1]
+    for number, (line, source) in enumerate(zip(lines, sources, strict=False), start=1):
+        if json.loads(line)["source"] != source:
+            raise errors.InputError(
+                f"{path}, line {number} is of another input: use another --workdir"
+            )
+    if len(lines) > len(sources):
+        raise errors.InputError(
+            f"{path} has {len(lines)} lines and the input {len(sources)}: use another "
+            "--workdir"
+        )
+    path.write_bytes(whole)
+    return len(lines)
+
+
+def decode_rows(
+    model: t5.T5,
+    rows: list[list[int]],
+    keys: jax.Array,
+    sampling: Sampling,
+    config: ml_collections.ConfigDict,
+) -> list[list[int]]:
+    """The target's output for each row, in order."""
+    outputs: list[list[int]] = [[] for _ in rows]
+    for part in batches.inference_batches(rows, config.batch_size, config.buckets):
+        output = autoregressive_generate(
+            model,
+            part.inputs,
+            part.mask,
+            keys[np.maximum(part.rows, 0)],
+            sampling=sampling,
+            max_length=config.max_length,
+            budget=np.where(part.valid, config.max_length, 0),
+            eos_id=model.config.eos_id,
+        )
+        for row, tokens in _valid(part, output.tokens, output.length):
+            outputs[row] = tokens
+    return outputs
+
+
+def _valid(
+    part: batches.InferenceBatch, tokens: jax.Array, length: jax.Array
+) -> Iterator[tuple[int, list[int]]]:
+    ids, lengths = np.asarray(tokens), np.asarray(length)
+    for slot in np.flatnonzero(part.valid):
+        yield int(part.rows[slot]), ids[slot, 1 : lengths[slot]].tolist()
+
+
+def _define(values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        "input", None, "File of pairs; only the sources are read.", flag_values=values
+    )
+
+
+if __name__ == "__main__":
+    command.run(main, define=_define)

@@ -1,0 +1,216 @@
+"""What compiles anew and what does not; and no random key is used twice."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specjax import (
+    ModelDrafter,
+    NgramDrafter,
+    Sampling,
+    Verifier,
+    autoregressive_generate,
+    block_verify,
+    decoding,
+    speculative_generate,
+    token_verify,
+)
+from specjax.verify import token_rule
+from tests.helpers import HashModel, hash_pair, ragged_sources, row_keys
+from tests.test_coupled import COUPLED
+
+ROWS, WIDTH = 3, 8
+TARGET, DRAFT = hash_pair()
+
+
+def decode(*, target=TARGET, draft=DRAFT, seed=0, width=WIDTH, **options):
+    """A batch whose longest source has `width` tokens, padded to a multiple of 8."""
+    inputs, mask = ragged_sources(seed, ROWS, width)
+    pad = ((0, 0), (0, -width % 8))
+    options = {"gamma": 2, "max_length": 14, "budget": 6, **options}
+    output = speculative_generate(
+        target,
+        ModelDrafter(draft),
+        jnp.pad(inputs, pad),
+        jnp.pad(mask, pad),
+        row_keys(seed, ROWS),
+        **options,
+    )
+    return jax.block_until_ready(output)
+
+
+@contextlib.contextmanager
+def programs(expected: int) -> Iterator[None]:
+    """Asserts that so many programs are compiled inside."""
+    before = decoding._speculative_loop._cache_size()
+    yield
+    assert decoding._speculative_loop._cache_size() - before == expected
+
+
+def test_values_compile_nothing_new():
+    """Seed, weights, prompt in its bucket, sampling, budget, EOS, stop sequences."""
+    stop = jnp.array([[60, 61], [62, -1]])
+    cut = Sampling(temperature=0.7, top_k=5, top_p=0.9)
+    with programs(1):
+        first = decode(sampling=cut, draft_sampling=cut, stop=stop)
+    other, _ = hash_pair(9)
+    with programs(0):
+        results = [
+            decode(
+                sampling=cut, draft_sampling=cut, stop=stop, **{"seed": 1, **changed}
+            )
+            for changed in (
+                {},
+                {"target": other, "draft": HashModel(other.table + 1)},
+                *({"width": width} for width in range(1, 9)),
+                {"sampling": Sampling(temperature=2, top_k=7, top_p=0.5)},
+                {"sampling": Sampling(temperature=jnp.float32(0.1), top_k=1, top_p=1)},
+                {"draft_sampling": Sampling(temperature=0.0, top_k=64, top_p=0.1)},
+                {"budget": 3},
+                {"budget": jnp.array([0, 1, 9])},
+                {"eos_id": 7},
+                {"eos_id": -1},
+                {"stop": jnp.array([[4, 5], [6, 7]])},
+            )
+        ]
+    texts = {tuple(output.tokens.ravel().tolist()) for output in [first, *results]}
+    assert len(texts) > 10
+
+
+def test_structure_compiles():
+    """Greedy and sampled, top-k or top-p present or absent: programs of their own."""
+    greedy = Sampling(temperature=None)
+    with programs(1):
+        decode(sampling=greedy, gamma=1)
+        decode(sampling=greedy, gamma=1, seed=3)
+    with programs(1):
+        decode(sampling=Sampling(temperature=0.0), gamma=1)
+        decode(sampling=Sampling(temperature=1.5), gamma=1)
+    with programs(1):
+        decode(sampling=Sampling(top_p=0.5), gamma=1)
+    with programs(1):
+        decode(sampling=greedy, draft_sampling=Sampling(), gamma=1)
+
+
+def test_greedy_programs_hold_neither_sort_nor_random_bits():
+    arguments = decoding._arguments(
+        *ragged_sources(0, ROWS, WIDTH),
+        row_keys(0, ROWS),
+        Sampling(temperature=None),
+        12,
+        None,
+        None,
+        None,
+        1,
+    )
+
+    def text(sampling: Sampling) -> str:
+        return str(
+            decoding._speculative_loop.trace(
+                TARGET,
+                ModelDrafter(DRAFT),
+                verifier=token_verify,
+                draft_sampling=sampling,
+                stop=None,
+                gamma=2,
+                log_probs=False,
+                trace=False,
+                **{**arguments, "sampling": sampling},
+            ).jaxpr
+        )
+
+    greedy = text(Sampling(temperature=None))
+    assert "random_bits" not in greedy and "sort[" not in greedy
+    sampled = text(Sampling(temperature=1.0))
+    assert "random_bits" in sampled and "sort[" not in sampled
+    assert "sort[" in text(Sampling(temperature=1.0, top_k=2))
+
+
+def test_as_many_programs_as_buckets():
+    """Sources of 1 .. 24 tokens in buckets of 8, 16 and 24; the second pass is free."""
+    greedy = Sampling(temperature=None)
+    with programs(3):
+        for width in range(1, 25):
+            decode(width=width, sampling=greedy, max_length=15)
+    with programs(0):
+        for width in range(24, 0, -1):
+            decode(width=width, sampling=greedy, max_length=15, seed=width)
+
+
+def reused(noise, block, scored, params):
+    """The planted fault: one key for two numbers."""
+    verdict = token_rule(noise, block, scored, params)
+    key = noise.key(0, 1)
+    twice = jax.random.uniform(key) + jax.random.uniform(key)
+    return verdict.replace(
+        next_token=verdict.next_token * (twice < 9).astype(jnp.int32)
+    )
+
+
+@pytest.mark.parametrize("name", ["plain", "token", "block", "ngram", "coupled"])
+def test_no_key_is_used_twice(name):
+    inputs, mask = ragged_sources(0, ROWS, WIDTH)
+    with jax.debug_key_reuse(True):
+        keys = row_keys(0, ROWS)
+        if name == "plain":
+            autoregressive_generate(TARGET, inputs, mask, keys, max_length=8)
+            return
+        drafter = NgramDrafter() if name == "ngram" else ModelDrafter(DRAFT)
+        verifiers = {"token": token_verify, "coupled": COUPLED}
+        speculative_generate(
+            TARGET,
+            drafter,
+            inputs,
+            mask,
+            keys,
+            gamma=2,
+            max_length=8,
+            verifier=verifiers.get(name, block_verify),
+        )
+
+
+def test_a_key_used_twice_is_found_out():
+    inputs, mask = ragged_sources(0, ROWS, WIDTH)
+    with (
+        jax.debug_key_reuse(True),
+        pytest.raises(jax.errors.KeyReuseError),
+    ):
+        speculative_generate(
+            TARGET,
+            ModelDrafter(DRAFT),
+            inputs,
+            mask,
+            row_keys(0, ROWS),
+            gamma=2,
+            max_length=8,
+            verifier=Verifier(reused),
+        )
+
+
+def test_arguments_stay_usable():
+    """The same arrays twice: nothing was donated or changed in place."""
+    inputs, mask = ragged_sources(0, ROWS, WIDTH)
+    keys = row_keys(0, ROWS)
+    before = jax.tree.map(jnp.copy, (TARGET, DRAFT, inputs, mask))
+
+    def run():
+        return speculative_generate(
+            TARGET,
+            NgramDrafter(),
+            inputs,
+            mask,
+            keys,
+            sampling=Sampling(temperature=None),
+            gamma=2,
+            max_length=14,
+        )
+
+    assert jnp.array_equal(run().tokens, run().tokens)
+    after = (TARGET, DRAFT, inputs, mask)
+    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert jnp.array_equal(one, two)
