@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from experiments import build
+from experiments import baseline, build
 from specjax import metrics, theory
 from specjax.data import batches
 from specjax.decoding import (
     DecodeOutput,
     Stats,
-    autoregressive_generate,
     speculative_generate,
 )
 from specjax.sampling import Sampling
@@ -62,15 +61,8 @@ class Setup:
 
     def plain(self, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode) -> Any:
         """Decodes a batch with the target alone."""
-        return autoregressive_generate(
-            self.pair.target,
-            batch.inputs,
-            batch.mask,
-            keys,
-            sampling=mode.sampling,
-            max_length=self.max_length,
-            budget=_budget(batch, self.max_length),
-            eos_id=self.pair.target.config.eos_id,
+        return baseline.decode(
+            self.pair.target, batch, keys, mode.sampling, self.max_length
         )
 
     def speculative(
@@ -88,13 +80,13 @@ class Setup:
             self.pair.drafter,
             batch.inputs,
             batch.mask,
-            keys,
+            baseline.batch_keys(keys, batch),
             verifier=self.verifier,
             sampling=mode.sampling,
             draft_sampling=mode.draft_sampling,
             gamma=mode.gamma,
             max_length=self.max_length,
-            budget=_budget(batch, self.max_length),
+            budget=baseline.batch_budget(batch, self.max_length),
             eos_id=self.pair.target.config.eos_id,
             trace=with_trace,
         )
@@ -122,7 +114,7 @@ def measure_costs(
         setup.pair.drafter,
         jnp.asarray(batch.inputs),
         jnp.asarray(batch.mask),
-        batch_keys(keys, batch),
+        baseline.batch_keys(keys, batch),
         verifier=setup.verifier,
         sampling=mode.sampling,
         draft_sampling=mode.draft_sampling,
@@ -144,7 +136,7 @@ def resolve_gamma(
         return dataclasses.replace(mode, gamma=gamma)
 
     longest = at(_MAX_AUTO_GAMMA)
-    output = setup.speculative(batch, batch_keys(keys, batch), longest)
+    output = setup.speculative(batch, keys, longest)
     costs = {
         gamma: measure_costs(setup, batch, keys, at(gamma))
         for gamma in (1, _MAX_AUTO_GAMMA)
@@ -193,7 +185,7 @@ def decode_all(
                 plain, fast = decode_batch(
                     setup,
                     part,
-                    batch_keys(keys, part),
+                    keys,
                     mode,
                     config.repeats,
                     tallies[mode.name],
@@ -280,11 +272,6 @@ def _agreement(
     )
 
 
-def batch_keys(keys: jax.Array, part: batches.InferenceBatch) -> jax.Array:
-    """Each row's own key; rows that fill the batch take the first."""
-    return keys[np.maximum(part.rows, 0)]
-
-
 def summarize(mode: Mode, tally: Tally, costs: metrics.Costs) -> dict[str, Any]:
     """One mode's part of ``metrics.json``."""
     stats = metrics.merge(tally.stats)
@@ -344,11 +331,6 @@ def _timed(function: Callable[[], DecodeOutput]) -> tuple[DecodeOutput, float]:
     return output, time.perf_counter() - start
 
 
-def _budget(batch: batches.InferenceBatch, max_length: int) -> np.ndarray:
-    """No tokens for rows that only fill the batch."""
-    return np.where(batch.valid, max_length, 0).astype(np.int32)
-
-
 def best_gamma(survival: list[float], costs: dict[int, metrics.Costs]) -> int:
     """The best draft length by measured figures; 0: plain decoding."""
     if not survival:
@@ -365,7 +347,7 @@ def best_gamma(survival: list[float], costs: dict[int, metrics.Costs]) -> int:
 def _record(
     setup: Setup, mode: Mode, plain: DecodeOutput, fast: DecodeOutput, slot: int
 ) -> dict[str, Any]:
-    tokens = _new_tokens(fast, slot)
+    tokens = baseline.new_tokens(fast, slot)
     record: dict[str, Any] = {
         "tokens": tokens,
         "text": setup.pair.tokenizer.decode(tokens),
@@ -373,14 +355,9 @@ def _record(
         "accepted": int(np.sum(np.asarray(fast.stats.accepted)[slot])),
     }
     if mode.name == "greedy":
-        record["autoregressive_tokens"] = _new_tokens(plain, slot)
+        record["autoregressive_tokens"] = baseline.new_tokens(plain, slot)
         record["identical"] = record["autoregressive_tokens"] == tokens
     return record
-
-
-def _new_tokens(output: DecodeOutput, slot: int) -> list[int]:
-    """What was written after the start token."""
-    return np.asarray(output.tokens)[slot, 1 : int(output.length[slot])].tolist()
 
 
 def _mismatches(

@@ -195,7 +195,7 @@ def _show(
     traced: dict[int, Text] = {}
     if mode.gamma:
         for part in parts:
-            output = setup.speculative(part, compare.batch_keys(keys, part), mode, True)
+            output = setup.speculative(part, keys, mode, True)
             for slot in np.flatnonzero(part.valid):
                 tokens = trace.traced_tokens(output, slot)
                 texts = pair.tokenizer.decode_pieces([t.token for t in tokens])

@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator
 
-import jax
 import ml_collections
-import numpy as np
 from absl import flags
 
-from experiments import build, command
+from experiments import baseline, build, command
 from specjax import errors
 from specjax.data import batches, pairs
 from specjax.data import tokenizer as tokenizers
-from specjax.decoding import autoregressive_generate
-from specjax.models import t5, t5_weights
+from specjax.models import t5_weights
 from specjax.sampling import Sampling
 
 
@@ -58,12 +54,21 @@ def main(
         task = bar.add_task("", total=len(rows), completed=start)
         for first in range(start, len(rows), config.chunk):
             chosen = slice(first, first + config.chunk)
-            outputs = decode_rows(model, rows[chosen], keys[chosen], sampling, config)
-            for source, output in zip(sources[chosen], outputs, strict=True):
+            parts = list(
+                batches.inference_batches(
+                    rows[chosen], config.batch_size, config.buckets
+                )
+            )
+            outputs = [
+                baseline.decode(model, part, keys[chosen], sampling, config.max_length)
+                for part in parts
+            ]
+            written = baseline.tokens_by_row(parts, outputs, len(rows[chosen]))
+            for source, output in zip(sources[chosen], written, strict=True):
                 pair = {"source": source, "target": tokenizer.decode(output)}
                 file.write(json.dumps(pair, ensure_ascii=False) + "\n")
             file.flush()
-            bar.advance(task, len(outputs))
+            bar.advance(task, len(written))
     print(f"written: {path}, {len(rows)} lines")
 
 
@@ -109,39 +114,6 @@ def lines_written(path: pathlib.Path, sources: list[str]) -> int:
         )
     path.write_bytes(whole)
     return len(lines)
-
-
-def decode_rows(
-    model: t5.T5,
-    rows: list[list[int]],
-    keys: jax.Array,
-    sampling: Sampling,
-    config: ml_collections.ConfigDict,
-) -> list[list[int]]:
-    """The target's output for each row, in order."""
-    outputs: list[list[int]] = [[] for _ in rows]
-    for part in batches.inference_batches(rows, config.batch_size, config.buckets):
-        output = autoregressive_generate(
-            model,
-            part.inputs,
-            part.mask,
-            keys[np.maximum(part.rows, 0)],
-            sampling=sampling,
-            max_length=config.max_length,
-            budget=np.where(part.valid, config.max_length, 0),
-            eos_id=model.config.eos_id,
-        )
-        for row, tokens in _valid(part, output.tokens, output.length):
-            outputs[row] = tokens
-    return outputs
-
-
-def _valid(
-    part: batches.InferenceBatch, tokens: jax.Array, length: jax.Array
-) -> Iterator[tuple[int, list[int]]]:
-    ids, lengths = np.asarray(tokens), np.asarray(length)
-    for slot in np.flatnonzero(part.valid):
-        yield int(part.rows[slot]), ids[slot, 1 : lengths[slot]].tolist()
 
 
 def _define(values: flags.FlagValues) -> None:

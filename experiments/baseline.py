@@ -1,0 +1,69 @@
+"""Decoding a file's batches with one model: what several commands do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from specjax.data import batches
+from specjax.decoding import DecodeOutput, autoregressive_generate
+from specjax.models import t5
+from specjax.sampling import Sampling
+
+
+def batch_keys(keys: jax.Array, part: batches.InferenceBatch) -> jax.Array:
+    """Each row's own key; rows that fill the batch take the first."""
+    return keys[np.maximum(part.rows, 0)]
+
+
+def batch_budget(part: batches.InferenceBatch, max_length: int) -> np.ndarray:
+    """No tokens for rows that only fill the batch."""
+    return np.where(part.valid, max_length, 0).astype(np.int32)
+
+
+def decode(
+    model: t5.T5,
+    part: batches.InferenceBatch,
+    keys: jax.Array,
+    sampling: Sampling,
+    max_length: int,
+) -> DecodeOutput:
+    """Decodes a batch with the model alone.
+
+    Args:
+        model: the model.
+        part: the batch.
+        keys: one key per row of the whole file.
+        sampling: how tokens are drawn.
+        max_length: decoder tokens, start token included.
+    """
+    return autoregressive_generate(
+        model,
+        part.inputs,
+        part.mask,
+        batch_keys(keys, part),
+        sampling=sampling,
+        max_length=max_length,
+        budget=batch_budget(part, max_length),
+        eos_id=model.config.eos_id,
+    )
+
+
+def new_tokens(output: DecodeOutput, slot: int) -> list[int]:
+    """What one row wrote after the start token."""
+    return np.asarray(output.tokens)[slot, 1 : int(output.length[slot])].tolist()
+
+
+def tokens_by_row(
+    parts: Sequence[batches.InferenceBatch],
+    outputs: Sequence[DecodeOutput],
+    num_rows: int,
+) -> list[list[int]]:
+    """What each row of the file wrote, in order."""
+    rows: list[list[int]] = [[] for _ in range(num_rows)]
+    for part, output in zip(parts, outputs, strict=True):
+        for slot in np.flatnonzero(part.valid):
+            rows[part.rows[slot]] = new_tokens(output, slot)
+    return rows

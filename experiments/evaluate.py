@@ -1,0 +1,137 @@
+"""Scores models on held-out pairs: text against references, draft against target.
+
+    python -m experiments.evaluate --config=configs/repair_evaluate.py \
+        --input=DATA/test.jsonl --workdir=DIR
+
+Text scores (of greedy output): exact match, character error rate, BLEU and chrF. Alpha:
+mean of sum min(p, q) over the target's own greedy and sampled output. Needs the extra
+`data`. Writes DIR/manifest.json, DIR/metrics.json and DIR/outputs.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from absl import flags
+
+from experiments import baseline, build, command
+from specjax import metrics
+from specjax.data import batches, pairs
+from specjax.data import tokenizer as tokenizers
+from specjax.decoding import DecodeOutput
+from specjax.models import t5, t5_weights
+from specjax.sampling import Sampling
+
+
+def main(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
+) -> None:
+    """Runs the command."""
+    build.positive(config, "batch_size", "max_length")
+    dtype = build.named(build.DTYPES, config.dtype, "dtype")
+    examples = pairs.load_pairs(values.input or config.input)[: config.limit or None]
+    models = {}
+    for role in ("target", "draft"):
+        if role == "target" or config[role].checkpoint:
+            setting = f"{role}.checkpoint"
+            folder = build.checkpoint_folder(config[role].checkpoint, setting)
+            models[role] = (
+                t5_weights.load_t5(folder, dtype),
+                tokenizers.load_tokenizer(folder),
+            )
+    target, tokenizer = models["target"]
+    num_tokens = build.dead_from(tokenizer, target)
+    if "draft" in models:
+        tokenizers.check_same_tokenizer(tokenizer, models["draft"][1])
+    rows = [tokenizer.encode(pair.source) for pair in examples]
+    parts = list(batches.inference_batches(rows, config.batch_size, config.buckets))
+    keys = build.row_keys(config.seed, len(rows))
+    references = [pair.target for pair in examples]
+
+    workdir.mkdir(parents=True, exist_ok=True)
+    greedy = Sampling(temperature=None, num_tokens=num_tokens)
+    result: dict[str, dict[str, float]] = {}
+    texts: dict[str, list[str]] = {}
+    for role, (model, _) in models.items():
+        outputs = [
+            baseline.decode(model, part, keys, greedy, config.max_length)
+            for part in parts
+        ]
+        written = baseline.tokens_by_row(parts, outputs, len(rows))
+        texts[role] = [tokenizer.decode(tokens) for tokens in written]
+        result[role] = text_scores(texts[role], references)
+        if role == "target" and "draft" in models:
+            result["alpha"] = {"greedy": _alpha(models, parts, outputs, greedy)}
+            sampling = Sampling(num_tokens=num_tokens)
+            sampled = [
+                baseline.decode(target, part, keys, sampling, config.max_length)
+                for part in parts
+            ]
+            result["alpha"]["sampled"] = _alpha(models, parts, sampled, sampling)
+    with open(workdir / "outputs.jsonl", "w", encoding="utf-8") as file:
+        for number, pair in enumerate(examples):
+            line = {"source": pair.source, "reference": pair.target}
+            line |= {role: own[number] for role, own in texts.items()}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    command.write_json(
+        workdir / "manifest.json", command.manifest(config, lines=len(rows))
+    )
+    command.write_json(workdir / "metrics.json", result)
+    print(json.dumps(result, indent=2))
+
+
+def text_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Exact match and character error rate as shares, BLEU and chrF as usual.
+
+    Args:
+        outputs: what a model wrote.
+        references: what it should have written, as many.
+    """
+    import sacrebleu
+    from rapidfuzz.distance import Levenshtein
+
+    edits = [
+        Levenshtein.distance(output, reference)
+        for output, reference in zip(outputs, references, strict=True)
+    ]
+    return {
+        "exact_match": float(np.mean([edit == 0 for edit in edits])),
+        "character_error_rate": sum(edits) / sum(len(text) for text in references),
+        "bleu": sacrebleu.corpus_bleu(list(outputs), [list(references)]).score,
+        "chrf": sacrebleu.corpus_chrf(list(outputs), [list(references)]).score,
+    }
+
+
+def _alpha(
+    models: dict[str, tuple[t5.T5, tokenizers.Tokenizer]],
+    parts: Sequence[batches.InferenceBatch],
+    outputs: Sequence[DecodeOutput],
+    sampling: Sampling,
+) -> float:
+    return metrics.alpha(
+        *(
+            metrics.teacher_forced_alpha(
+                models["target"][0],
+                models["draft"][0],
+                jnp.asarray(part.inputs),
+                jnp.asarray(part.mask),
+                output.tokens,
+                output.length,
+                sampling=sampling,
+            )
+            for part, output in zip(parts, outputs, strict=True)
+        )
+    )
+
+
+def _define(values: flags.FlagValues) -> None:
+    flags.DEFINE_string("input", None, "File of pairs.", flag_values=values)
+
+
+if __name__ == "__main__":
+    command.run(main, define=_define)
