@@ -12,6 +12,7 @@ from specjax.drafters.ngram import NgramDrafter
 from specjax.errors import InputError
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
+from specjax.models.t5_weights import load_t5, save_t5
 from specjax.sampling import Sampling
 from specjax.verify import Verifier, block_verify, token_verify
 
@@ -28,6 +29,8 @@ __all__ = [
     "Verifier",
     "autoregressive_generate",
     "block_verify",
+    "load_t5",
+    "save_t5",
     "speculative_generate",
     "speculative_init",
     "speculative_step",

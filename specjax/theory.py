@@ -125,9 +125,9 @@ def iid_survival(alpha: Number, gamma: int) -> np.ndarray:
     >>> iid_survival(0.5, 3).tolist()
     [0.5, 0.25, 0.125]
     """
-    alpha = _within("alpha", alpha, 0.0, 1.0)
-    gamma = int(_within("gamma", gamma, 0, np.finfo(float).max))
-    return alpha ** np.arange(1, gamma + 1)
+    _within("alpha", alpha, 0.0, 1.0)
+    _within("gamma", gamma, 0, np.inf)
+    return float(alpha) ** np.arange(1, gamma + 1)
 
 
 def speedup_from_survival(

@@ -31,7 +31,14 @@ from tests.helpers import (
     table_model,
     transformed,
 )
-from tests.twins import FLAWS, RULES, TwinDrafter, chosen_rule
+from tests.twins import (
+    FLAWS,
+    RIGHT_RULES,
+    WRONG_RULES,
+    TwinDrafter,
+    chosen_rule,
+    right_rule,
+)
 
 ROWS = 200_000
 VOCAB = 4
@@ -194,7 +201,7 @@ def test_one_hot_draft(kind, gamma):
     if kind == "greedy":
         drafter, on_draft = ModelDrafter(DRAFT), Sampling(temperature=None)
     for name in VERIFIERS:
-        verifier = Verifier(chosen_rule, params=jnp.int32(name == "block"))
+        verifier = Verifier(right_rule, params=jnp.int32(name == "block"))
         for on_target in ({}, {"temperature": 0.5}):
             output = decode(
                 drafter, verifier, gamma=gamma, on_target=on_target, on_draft=on_draft
@@ -209,35 +216,41 @@ def test_one_hot_draft(kind, gamma):
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_varying_length_and_wrong_twins(gamma):
     """Drafts that stop by their own tokens are exact; each known fault is found out."""
-    names = [own.__name__ for own in RULES]
 
-    def run(rule: str, flaw: str, **more) -> DecodeOutput:
+    def run(rule: str, flaw: str, draft=DRAFT, **more) -> DecodeOutput:
         drafter = TwinDrafter(
-            inner=ModelDrafter(DRAFT),
+            inner=ModelDrafter(draft),
             flaw=jnp.int32(FLAWS.index(flaw)),
             keys=row_keys(99, ROWS),
         )
-        verifier = Verifier(chosen_rule, params=jnp.int32(names.index(rule)))
+        number = (*RIGHT_RULES, *WRONG_RULES).index(rule)
+        verifier = Verifier(chosen_rule, params=jnp.int32(number))
         return decode(drafter, verifier, gamma=gamma, on_draft={}, **more)
 
+    # Laws without zeros that differ much: here noise by position shows most.
+    far = dict(
+        target=table_model(11, VOCAB, TOKENS - 1),
+        draft=table_model(21, VOCAB, TOKENS - 1),
+    )
     values, cold = {}, {"temperature": 0.5}
-    for rule in ("token_rule", "block_rule"):
+    for rule in RIGHT_RULES:
         output = run(rule, "keep")
         at_depth = output.stats.drafted.sum(0)
         assert output.stats.target_calls.sum() > at_depth[0] > at_depth[1] > 0
         values[rule, "keep"] = p_value(output, TARGET)
-        output = run(rule, "keep", on_target=cold)
-        values[rule, "keep, cold"] = p_value(output, transformed(TARGET, **cold))
-        values[rule, "none"] = p_value(run(rule, "none", seed=4), TARGET)
-    # Position noise is harmless to the token rule alone.
-    values["token_rule", "position"] = p_value(run("token_rule", "position"), TARGET)
+        output = run(rule, "none", on_target=cold, seed=4)
+        values[rule, "none"] = p_value(output, transformed(TARGET, **cold))
+    # Noise by position is harmless to the token rule alone.
+    output = run("token_rule", "position", **far)
+    values["token_rule", "position"] = p_value(output, far["target"])
     assert min(values.values()) > 1e-3, values
 
-    wrong = {rule: p_value(run(rule, "none"), TARGET) for rule in names[2:]}
-    for rule in ("token_rule", "block_rule"):
+    wrong = {rule: p_value(run(rule, "none"), TARGET) for rule in WRONG_RULES}
+    for rule in RIGHT_RULES:
         for flaw in ("drop", "argmax", "before_top_k"):
             wrong[rule, flaw] = p_value(run(rule, flaw), TARGET)
-    wrong["block_rule", "position"] = p_value(run("block_rule", "position"), TARGET)
+    output = run("block_rule", "position", **far)
+    wrong["block_rule", "position"] = p_value(output, far["target"])
     assert max(wrong.values()) < 1e-6, wrong
 
 

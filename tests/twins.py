@@ -6,6 +6,7 @@ traced number, so that all of them share one compiled program.
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 import jax
@@ -19,12 +20,14 @@ from specjax.verify import Scored, VerifyOutput, block_rule, token_rule
 
 
 def _parts(noise: Noise, block: DraftBlock, scored: Scored):
+    """Uniforms, both laws as tables, and the drafted tokens' probabilities."""
     gamma, vocab_size = block.tokens.shape[0], scored.logits.shape[-1]
     nodes = jnp.arange(1, gamma + 1)
     uniforms = jax.vmap(lambda node: jax.random.uniform(noise.key(node, node)))(nodes)
     p = scored.law.dense(vocab_size)
     q = jnp.concatenate([block.law.dense(vocab_size), jnp.zeros((1, vocab_size))])
-    return gamma, uniforms, p, q
+    places = jnp.arange(gamma)
+    return uniforms, p, q, p[places, block.tokens], q[places, block.tokens]
 
 
 def _first_failure(accepted: jax.Array, block: DraftBlock) -> jax.Array:
@@ -32,124 +35,105 @@ def _first_failure(accepted: jax.Array, block: DraftBlock) -> jax.Array:
     return jnp.sum(jnp.cumprod((accepted & real).astype(jnp.int32)))
 
 
-def _follow(noise, block, p, q, num_accepted, weights=None) -> VerifyOutput:
-    """Draws the next token from `weights`, or as the token rule does."""
-    if weights is None:
-        row = jnp.where(num_accepted < block.length, q[num_accepted], 0.0)
-        weights = residual(p[num_accepted], row)
+def _verdict(noise: Noise, num_accepted: jax.Array, weights: jax.Array):
     key = noise.key(0, num_accepted + 1)
     return VerifyOutput(num_accepted=num_accepted, next_token=draw(key, weights))
 
 
-def _ratios(block: DraftBlock, p: jax.Array, q: jax.Array):
-    gamma = block.tokens.shape[0]
-    places = jnp.arange(gamma)
-    return p[places, block.tokens], q[places, block.tokens]
-
-
-def accept_equal(noise: Noise, block: DraftBlock, scored: Scored, params: None):
-    """Accepts where a draw of the target's own equals the draft, else the residual."""
-    gamma, _, p, q = _parts(noise, block, scored)
-    keys = jax.vmap(lambda node: noise.key(node, node))(jnp.arange(1, gamma + 1))
-    own = jax.vmap(draw)(keys, p[:gamma])
-    return _follow(noise, block, p, q, _first_failure(own == block.tokens, block))
-
-
-def target_as_residual(noise: Noise, block: DraftBlock, scored: Scored, params: None):
-    """Draws from p after a rejection."""
-    _, uniforms, p, q = _parts(noise, block, scored)
-    p_x, q_x = _ratios(block, p, q)
-    num_accepted = _first_failure(uniforms * q_x < p_x, block)
-    return _follow(noise, block, p, q, num_accepted, weights=p[num_accepted])
-
-
-def one_uniform(noise: Noise, block: DraftBlock, scored: Scored, params: None):
-    """Judges the whole block by one uniform number."""
-    _, uniforms, p, q = _parts(noise, block, scored)
-    p_x, q_x = _ratios(block, p, q)
-    num_accepted = _first_failure(uniforms[0] * q_x < p_x, block)
-    return _follow(noise, block, p, q, num_accepted)
-
-
-def shifted_residual(noise: Noise, block: DraftBlock, scored: Scored, params: None):
-    """Takes the residual's draft row one place late."""
-    _, uniforms, p, q = _parts(noise, block, scored)
-    p_x, q_x = _ratios(block, p, q)
-    num_accepted = _first_failure(uniforms * q_x < p_x, block)
-    row = jnp.where(num_accepted < block.length, q[num_accepted + 1], 0.0)
-    weights = residual(p[num_accepted], row)
-    return _follow(noise, block, p, q, num_accepted, weights=weights)
-
-
 def epsilon_ratio(noise: Noise, block: DraftBlock, scored: Scored, params: None):
     """Accepts with ``u <= p / (q + epsilon)``: at u = 0, whatever p is."""
-    _, uniforms, p, q = _parts(noise, block, scored)
-    p_x, q_x = _ratios(block, p, q)
+    uniforms, p, q, p_x, q_x = _parts(noise, block, scored)
     num_accepted = _first_failure(uniforms <= p_x / (q_x + 1e-9), block)
-    return _follow(noise, block, p, q, num_accepted)
+    row = jnp.where(num_accepted < block.length, q[num_accepted], 0.0)
+    return _verdict(noise, num_accepted, residual(p[num_accepted], row))
 
 
-def written_out_block(
-    noise: Noise,
-    block: DraftBlock,
-    scored: Scored,
-    params: None,
-    raw_last: bool = False,
-    shared: bool = False,
-) -> VerifyOutput:
-    """Block verification written out place by place; with a flag, wrongly.
-
-    Args:
-        raw_last: the whole block passes with the uncapped ratio of joint probabilities.
-        shared: one uniform number for all places.
-    """
-    gamma, uniforms, p, q = _parts(noise, block, scored)
-    if shared:
-        uniforms = jnp.broadcast_to(uniforms[:1], uniforms.shape)
-    p_x, q_x = _ratios(block, p, q)
+def _block(block, uniforms, p, q, p_x, q_x, raw_last) -> tuple[jax.Array, jax.Array]:
+    """Block verification place by place: accepted tokens, and weights of the next."""
     joint, raw = jnp.float32(1.0), jnp.float32(1.0)
     num_accepted, scale = jnp.int32(0), jnp.float32(1.0)
-    for i in range(gamma):
+    for i in range(block.tokens.shape[0]):
         ratio = p_x[i] / jnp.where(q_x[i] > 0, q_x[i], 1.0)
         joint, raw = jnp.minimum(joint * ratio, 1.0), raw * ratio
         mass = jnp.sum(jnp.maximum(joint * p[i + 1] - q[i + 1], 0.0))
         room = mass + 1.0 - joint
         passing = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
-        last = raw if raw_last else joint
-        passing = jnp.where(i + 1 == block.length, last, passing)
+        whole = jnp.where(raw_last, raw, joint)
+        passing = jnp.where(i + 1 == block.length, whole, passing)
         passed = (uniforms[i] < passing) & (i < block.length)
         num_accepted = jnp.where(passed, i + 1, num_accepted)
         scale = jnp.where(passed, joint, scale)
     row = jnp.where(num_accepted < block.length, q[num_accepted], 0.0)
     scale = jnp.where(num_accepted < block.length, scale, 1.0)
-    weights = residual(scale * p[num_accepted], row)
-    return _follow(noise, block, p, q, num_accepted, weights=weights)
+    return num_accepted, residual(scale * p[num_accepted], row)
 
 
-def raw_last_block(noise, block, scored, params):
-    return written_out_block(noise, block, scored, params, raw_last=True)
+def written_out_block(noise: Noise, block: DraftBlock, scored: Scored, params: None):
+    """Block verification, rightly: an independent second writing of it."""
+    accepted, weights = _block(block, *_parts(noise, block, scored), raw_last=False)
+    return _verdict(noise, accepted, weights)
 
 
-def one_uniform_block(noise, block, scored, params):
-    return written_out_block(noise, block, scored, params, shared=True)
-
-
-RULES = (
-    token_rule,
-    block_rule,
-    accept_equal,
-    target_as_residual,
-    one_uniform,
-    shifted_residual,
-    raw_last_block,
-    one_uniform_block,
+WRONG_RULES = (
+    "accept_equal",
+    "target_as_residual",
+    "shifted_residual",
+    "one_uniform",
+    "raw_last_block",
+    "one_uniform_block",
 )
 
 
+def _wrong_rule(noise: Noise, block: DraftBlock, scored: Scored, which: jax.Array):
+    """Number `which` of `WRONG_RULES`.
+
+    accept_equal: accepts where a draw from p equals the draft (hence with probability
+        p(x)), and follows a rejection with the residual.
+    target_as_residual: draws from p after a rejection.
+    shifted_residual: takes the residual's draft row one place late.
+    one_uniform: judges the whole block by one uniform number.
+    raw_last_block: the whole block passes with the uncapped ratio of the joints.
+    one_uniform_block: block verification by one uniform number.
+    """
+
+    def named(*names: str) -> jax.Array:
+        return functools.reduce(
+            jnp.logical_or, [which == WRONG_RULES.index(name) for name in names]
+        )
+
+    uniforms, p, q, p_x, q_x = _parts(noise, block, scored)
+    shared = jnp.broadcast_to(uniforms[:1], uniforms.shape)
+    uniforms = jnp.where(named("one_uniform", "one_uniform_block"), shared, uniforms)
+    bar = jnp.where(named("accept_equal"), 1.0, q_x)
+    num_accepted = _first_failure(uniforms * bar < p_x, block)
+    row = q[num_accepted + named("shifted_residual").astype(jnp.int32)]
+    row = jnp.where(num_accepted < block.length, row, 0.0)
+    row = jnp.where(named("target_as_residual"), 0.0, row)
+    weights = residual(p[num_accepted], row)
+    by_block = _block(block, uniforms, p, q, p_x, q_x, raw_last=named("raw_last_block"))
+    blockwise = named("raw_last_block", "one_uniform_block")
+    num_accepted = jnp.where(blockwise, by_block[0], num_accepted)
+    return _verdict(noise, num_accepted, jnp.where(blockwise, by_block[1], weights))
+
+
+RIGHT_RULES = ("token_rule", "block_rule")
+
+
+def right_rule(noise, block, scored, which) -> VerifyOutput:
+    """Number `which` of `RIGHT_RULES`, as the package has them."""
+    token = functools.partial(token_rule, params=None)
+    whole = functools.partial(block_rule, params=None)
+    return jax.lax.switch(which, [token, whole], noise, block, scored)
+
+
 def chosen_rule(noise, block, scored, which) -> VerifyOutput:
-    """Rule number `which` of `RULES`."""
-    branches = [lambda n, b, s, rule=rule: rule(n, b, s, None) for rule in RULES]
-    return jax.lax.switch(which, branches, noise, block, scored)
+    """Number `which` of the right rules, then of the wrong ones."""
+    first_wrong = len(RIGHT_RULES)
+    return jax.lax.cond(
+        which < first_wrong,
+        lambda: right_rule(noise, block, scored, which),
+        lambda: _wrong_rule(noise, block, scored, which - first_wrong),
+    )
 
 
 FLAWS = ("none", "keep", "drop", "argmax", "before_top_k", "position")

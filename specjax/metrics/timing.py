@@ -84,16 +84,11 @@ def time_calls(
             f"repeats is {repeats} and warmup {warmup}: at least 1 and at least 0"
         )
 
-    def seconds(call: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        return time.perf_counter() - start
-
-    first = {name: seconds(call) for name, call in calls.items()}
+    first = {name: _seconds(call) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(warmup + repeats):
         for name, call in calls.items():
-            taken = seconds(call)
+            taken = _seconds(call)
             if round_ >= warmup:
                 times[name].append(taken)
     return {
@@ -103,6 +98,12 @@ def time_calls(
         )
         for name, taken in times.items()
     }
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(call())
+    return time.perf_counter() - start
 
 
 def time_call(
@@ -269,13 +270,16 @@ def measure_costs(
 
 
 def _enough(part: Callable[[int], Any], seconds: float, most: int) -> int:
-    """How many steps take `seconds` beyond a run of none: doubles until they do."""
+    """How many steps take `seconds` beyond a run of none: doubles until they do.
+
+    They must do so five times: a busy machine makes single runs of any length.
+    """
 
     def taken(count: int) -> float:
-        return min(time_call(part, count, repeats=2, warmup=0).times)
+        return _seconds(functools.partial(part, count))
 
-    count, fixed = min(4, most), taken(0)
-    while count < most and taken(count) - fixed < seconds:
+    count, empty = min(4, most), min(taken(0) for _ in range(5))
+    while count < most and any(taken(count) - empty < seconds for _ in range(5)):
         count = min(2 * count, most)
     return count
 

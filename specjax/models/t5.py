@@ -442,4 +442,5 @@ class T5(nnx.Module):
         weight = self.embedding if self.head is None else self.head
         if self.config.scaled_head:
             hidden = hidden * jnp.asarray(self.config.d_model**-0.5, hidden.dtype)
-        return dense(hidden, weight[...]).astype(jnp.float32)
+        # Rounded to bfloat16, distinct logits would tie.
+        return dense(hidden, weight[...], jnp.float32)

@@ -145,8 +145,12 @@ def test_steps_are_counted_until_they_take_long_enough(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(timing.time, "perf_counter", clock)
 
-    def part(count):  # 0.5 s a call, 0.01 s a step
-        return clock.job("", [0.5 + 0.01 * count], [])()
+    runs = []
+
+    def part(count):  # 0.5 s a call, 0.01 s a step; now and then the machine stalls
+        runs.append(count)
+        stall = 9.0 if len(runs) % 3 == 0 else 0.0
+        return clock.job("", [0.5 + 0.01 * count + stall], [])()
 
     assert timing._enough(part, 0.3, most=1000) == 32
     assert timing._enough(part, 0.3, most=20) == 20
