@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.data import batches
@@ -18,9 +19,9 @@ def batch_keys(keys: jax.Array, part: batches.InferenceBatch) -> jax.Array:
     return keys[np.maximum(part.rows, 0)]
 
 
-def batch_budget(part: batches.InferenceBatch, max_length: int) -> np.ndarray:
+def batch_budget(part: batches.InferenceBatch, max_length: int) -> jax.Array:
     """No tokens for rows that only fill the batch."""
-    return np.where(part.valid, max_length, 0).astype(np.int32)
+    return jnp.where(jnp.asarray(part.valid), max_length, 0)
 
 
 def decode(
@@ -41,8 +42,8 @@ def decode(
     """
     return autoregressive_generate(
         model,
-        part.inputs,
-        part.mask,
+        jnp.asarray(part.inputs),
+        jnp.asarray(part.mask),
         batch_keys(keys, part),
         sampling=sampling,
         max_length=max_length,
@@ -65,5 +66,5 @@ def tokens_by_row(
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     for part, output in zip(parts, outputs, strict=True):
         for slot in np.flatnonzero(part.valid):
-            rows[part.rows[slot]] = new_tokens(output, slot)
+            rows[part.rows[slot]] = new_tokens(output, int(slot))
     return rows

@@ -78,8 +78,8 @@ class Setup:
         return speculative_generate(
             self.pair.target,
             self.pair.drafter,
-            batch.inputs,
-            batch.mask,
+            jnp.asarray(batch.inputs),
+            jnp.asarray(batch.mask),
             baseline.batch_keys(keys, batch),
             verifier=self.verifier,
             sampling=mode.sampling,
@@ -255,20 +255,20 @@ def _agreement(
     setup: Setup, part: batches.InferenceBatch, mode: Mode, plain: DecodeOutput
 ) -> metrics.Agreement:
     """Where the draft's laws agree with the target's on the target's own output."""
-    models = setup.pair.target, setup.pair.draft_model or setup.pair.drafter
-    measure = (
-        metrics.drafter_alpha
-        if setup.pair.draft_model is None
-        else metrics.teacher_forced_alpha
-    )
-    return measure(
-        *models,
+    arguments = (
         jnp.asarray(part.inputs),
         jnp.asarray(part.mask),
         plain.tokens,
         plain.length,
-        sampling=mode.sampling,
-        draft_sampling=mode.draft_sampling,
+    )
+    settings: dict[str, Any] = dict(
+        sampling=mode.sampling, draft_sampling=mode.draft_sampling
+    )
+    pair = setup.pair
+    if pair.draft_model is None:
+        return metrics.drafter_alpha(pair.target, pair.drafter, *arguments, **settings)
+    return metrics.teacher_forced_alpha(
+        pair.target, pair.draft_model, *arguments, **settings
     )
 
 

@@ -197,7 +197,7 @@ def _show(
         for part in parts:
             output = setup.speculative(part, keys, mode, True)
             for slot in np.flatnonzero(part.valid):
-                tokens = trace.traced_tokens(output, slot)
+                tokens = trace.traced_tokens(output, int(slot))
                 texts = pair.tokenizer.decode_pieces([t.token for t in tokens])
                 traced[int(part.rows[slot])] = trace.coloured(tokens, texts)
         console.print(trace.legend())

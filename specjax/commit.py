@@ -18,7 +18,7 @@ def commit(
     verdict: VerifyOutput,
     logits: Array,
     num_tokens: int | None,
-    eos_id: Array,
+    eos_id: int | Array,
     stop: Array | None,
 ) -> DecodeState:
     """Writes accepted tokens and the next one, cut at EOS, stop and budget; counts.
@@ -95,10 +95,13 @@ def _ends_stop(
 
 
 def record(
-    state: DecodeState, block: DraftBlock, law: Law, verdict: VerifyOutput
+    trace: Trace,
+    state: DecodeState,
+    block: DraftBlock,
+    law: Law,
+    verdict: VerifyOutput,
 ) -> Trace:
     """Writes this step as the next call of each unfinished row."""
-    trace = state.trace
     calls = jnp.where(state.done, trace.length.shape[1], state.stats.target_calls)
     rows = jnp.arange(calls.shape[0])
     judged = jnp.concatenate([block.tokens, block.tokens[:, -1:]], axis=1)

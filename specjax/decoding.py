@@ -331,8 +331,8 @@ def speculative_step(
     fed = jnp.concatenate([_last(state), block.tokens], axis=1)
     output, cache = target.decode(fed, state.cache, encoded, taps=drafter.taps)
     law = sampling.law(output.logits, _block_prefix(state, block))
-    if sampling.greedy and verifier.lossless:
-        # Point masses turn every lossless rule into equality of ids.
+    if law.ids is not None and verifier.lossless:
+        # A greedy target: point masses turn every lossless rule into equality of ids.
         verdict = jax.vmap(greedy_rule)(law.ids[..., 0], block)
     else:
         scored = Scored(law=law, logits=output.logits)
@@ -340,7 +340,7 @@ def speculative_step(
             verify_noise, block, scored, verifier.params
         )
     if state.trace is not None:
-        state = state.replace(trace=record(state, block, law, verdict))
+        state = state.replace(trace=record(state.trace, state, block, law, verdict))
     state = state.replace(cache=cache, draft_state=draft_state)
     state = commit(
         state, block, verdict, output.logits, sampling.num_tokens, eos_id, stop
@@ -368,7 +368,9 @@ def _init(
     size = max_length + gamma + 1  # the last block never runs off the end
     cache = target.init_cache(batch, size)
     if given > 1:
-        _, cache = target.decode(prefix, cache, encoded)
+        _, fed = target.decode(prefix, cache, encoded)
+        assert fed is not None  # only teacher forcing keeps nothing
+        cache = fed
     real = jnp.arange(given)[None] < prefix_length[:, None]
     tokens = jnp.zeros((batch, size), jnp.int32)
     # The inner minimum keeps a huge budget from overflowing.

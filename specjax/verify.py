@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from specjax.errors import InputError
 from specjax.sampling import draw, residual
 from specjax.types import DraftBlock, Law, Noise
 
@@ -80,7 +81,7 @@ def token_rule(
     gamma, vocab_size = block.tokens.shape[0], scored.logits.shape[-1]
     uniforms = _uniforms(noise, gamma)
     p = scored.law.at(_pad_one(block.tokens))[:gamma]
-    accepted = (uniforms * block.law.at(block.tokens) < p) & _real(block)
+    accepted = (uniforms * _law(block).at(block.tokens) < p) & _real(block)
     num_accepted = jnp.sum(jnp.cumprod(accepted, dtype=jnp.int32))
     target = scored.law.row(num_accepted, vocab_size)
     draft = _draft_row(block, num_accepted, vocab_size)
@@ -102,7 +103,7 @@ def block_rule(
     del params
     gamma, vocab_size = block.tokens.shape[0], scored.logits.shape[-1]
     p = scored.law.at(_pad_one(block.tokens))[:gamma]
-    q = block.law.at(block.tokens)
+    q = _law(block).at(block.tokens)
 
     def extend(joint: Array, probs: tuple[Array, Array]) -> tuple[Array, Array]:
         # min(joint * p / q, 1). A drawn token has q > 0; one past the block may not.
@@ -115,7 +116,7 @@ def block_rule(
     # A prefix that is shorter than the block can still grow, by the residual's mass at
     # the row that follows it; the whole block passes with its joint ratio.
     following_p = scored.law.dense(vocab_size)[1:gamma]
-    following_q = block.law.dense(vocab_size)[1:]
+    following_q = _law(block).dense(vocab_size)[1:]
     grow = jnp.maximum(joint[: gamma - 1, None] * following_p - following_q, 0.0)
     mass = jnp.sum(grow, axis=-1)
     room = mass + 1.0 - joint[: gamma - 1]
@@ -168,8 +169,14 @@ def _pad_one(values: Array) -> Array:
     return jnp.concatenate([values, jnp.zeros(1, values.dtype)])
 
 
+def _law(block: DraftBlock) -> Law:
+    if block.law is None:
+        raise InputError("this rule reads the draft's law, and the block has none")
+    return block.law
+
+
 def _draft_row(block: DraftBlock, index: Array, vocab_size: int) -> Array:
     """Draft row `index`, or zeros where no token was drafted there."""
     last = block.tokens.shape[0] - 1
-    row = block.law.row(jnp.minimum(index, last), vocab_size)
+    row = _law(block).row(jnp.minimum(index, last), vocab_size)
     return jnp.where(index < block.length, row, 0.0)

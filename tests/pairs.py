@@ -22,7 +22,7 @@ from specjax.models.t5_config import T5Config
 from tests.helpers import perturbed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PIECES, SENTINELS, DEAD_ROWS = 150, 100, 6
+PIECES, SENTINELS, DEAD_ROWS = 130, 100, 6
 TEXTS = (
     "a small server reads the mail and writes it to the disk",
     "the library opens images of many formats and shows them",

@@ -38,16 +38,22 @@ class Drafter(Protocol):
 
     It holds no array of the target, which is passed in, so that there is one copy with
     one owner.
-
-    Attributes:
-        taps: target layers whose output `commit` wants; () for none.
-        has_law: whether blocks carry the law of their tokens.
-        samples: whether the drafter reads `sampling` (a copying drafter does not).
     """
 
-    taps: tuple[int, ...]
-    has_law: bool
-    samples: bool
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose output `commit` wants; () for none."""
+        ...
+
+    @property
+    def has_law(self) -> bool:
+        """Whether blocks carry the law of their tokens."""
+        ...
+
+    @property
+    def samples(self) -> bool:
+        """Whether the drafter reads `sampling` (a copying drafter does not)."""
+        ...
 
     def init(
         self,

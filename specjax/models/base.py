@@ -57,7 +57,10 @@ class DecoderOutput:
 class EncoderDecoder(Protocol):
     """The contract between decoding and a model. Decoding never imports a model."""
 
-    vocab_size: int
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head, dead padding rows included."""
+        ...
 
     def encode(
         self,

@@ -364,7 +364,7 @@ def _family(
         "num_decoder_layers",
     )
     return {
-        names.format(size): T5Config(**dict(zip(fields, shape, strict=True)), **shared)
+        names.format(size): T5Config(**shared | dict(zip(fields, shape, strict=True)))
         for size, shape in sizes.items()
     }
 
