@@ -2,37 +2,25 @@
 
 import contextlib
 import dataclasses
-import datetime
-import importlib.metadata
 import json
 import pathlib
-import platform
 import shutil
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-from absl import app, flags
-from ml_collections import config_flags
+from absl import flags
 
+from experiments import command
 from specjax import checkpoints, errors
 from specjax.data import batches, pairs, tokenizer
 from specjax.models import t5, t5_config, t5_weights
 from specjax.training import init, step
-
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The run's settings.", lock_config=True
-)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-_EXPORT_ONLY = flags.DEFINE_bool(
-    "export_only", False, "Export the newest checkpoint without training."
-)
 
 # What a resumed run may change without becoming another run.
 _FREE_SETTINGS = ("log_every", "evaluate_every", "checkpoint_every", "keep", "export")
@@ -69,9 +57,9 @@ def initial_state(config: ml_collections.ConfigDict) -> step.TrainState:
     model_key, run_key = jax.random.split(jax.random.key(config.seed))
     shape = model_config(config)
     if config.init == "mimetic":
-        model = init.mimetic_init(t5.T5(shape, model_key))
+        model = init.mimetic_init(_random_model(shape, model_key))
     elif config.init == "random":
-        model = t5.T5(shape, model_key)
+        model = _random_model(shape, model_key)
     elif pathlib.Path(config.init).is_dir():
         model = t5_weights.load_t5(config.init)
         stored = dataclasses.replace(model.config, dropout_rate=shape.dropout_rate)
@@ -87,6 +75,10 @@ def initial_state(config: ml_collections.ConfigDict) -> step.TrainState:
             "directory of a trained model"
         )
     return step.init_state(model, optimizer_config(config), run_key)
+
+
+# One program: made operation by operation, each shape would compile for itself.
+_random_model = jax.jit(t5.T5, static_argnums=0)
 
 
 def train(
@@ -112,7 +104,7 @@ def train(
     settings, optimizer = config.to_dict(), optimizer_config(config)
     state = _resume(config, workdir, show)
     data = _load_data(config, show)
-    _write_json(workdir / "manifest.json", _manifest(settings))
+    command.write_json(workdir / "manifest.json", command.manifest(config))
     metrics_path = workdir / "train.jsonl"
     _drop_after(metrics_path, int(state.step))
     evaluation: dict[str, float] = {}
@@ -165,7 +157,7 @@ def train(
                 )
                 since = time.monotonic()
     if evaluation:
-        _write_json(workdir / "metrics.json", evaluation)
+        command.write_json(workdir / "metrics.json", evaluation)
     export(config, state.model, workdir)
     show(f"exported step {int(state.step)} to {workdir / 'export'}")
     return state
@@ -319,23 +311,6 @@ def _drop_after(path: pathlib.Path, number: int) -> None:
     path.write_text("".join(kept), encoding="utf-8")
 
 
-def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def _manifest(settings: dict[str, Any]) -> dict[str, Any]:
-    packages = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "sentencepiece")
-    return {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "device": jax.devices()[0].device_kind,
-        "dtype": "float32",
-        "seed": settings["seed"],
-        "settings": settings,
-    }
-
-
 def _describe(line: dict[str, float]) -> str:
     shown = (f"{name} {value:.4g}" for name, value in line.items() if name != "step")
     return f"step {line['step']}: " + "  ".join(shown)
@@ -366,49 +341,29 @@ def _progress(
         yield advance
 
 
-def main(argv: Sequence[str]) -> None:
+def main(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
+) -> None:
     """Trains, or exports the newest checkpoint."""
-    del argv
-    config = _CONFIG.value
-    if config is None:
-        raise errors.InputError(
-            "--config is missing: for example --config=configs/repair_target.py"
-        )
-    if not _WORKDIR.value:
-        raise errors.InputError("--workdir is missing: name the folder of the run")
-    workdir = pathlib.Path(_WORKDIR.value)
-    if _EXPORT_ONLY.value:
+    # A checkpoint that cannot be read is a line for the log, not a stack.
+    warnings.showwarning = lambda message, *_: print(
+        f"warning: {message}", file=sys.stderr
+    )
+    if values.export_only:
         number = export_newest(config, workdir)
         print(f"exported step {number} to {workdir / 'export'}")
     else:
         train(config, workdir)
 
 
-def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses flags; a notebook's own `-f kernel.json` is not ours."""
-    argv = list(argv)
-    for at, argument in enumerate(argv[:-1]):
-        if argument == "-f" and argv[at + 1].endswith(".json"):
-            del argv[at : at + 2]
-            break
-    return app.parse_flags_with_usage(argv)
-
-
-def run() -> None:
-    """Runs `main`; wrong input ends in one sentence and exit code 2."""
-
-    def guarded(argv: Sequence[str]) -> None:
-        warnings.showwarning = lambda message, *_: print(
-            f"warning: {message}", file=sys.stderr
-        )
-        try:
-            main(argv)
-        except errors.InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-
-    app.run(guarded, flags_parser=_parse_flags)
+def _define(values: flags.FlagValues) -> None:
+    flags.DEFINE_bool(
+        "export_only",
+        False,
+        "Export the newest checkpoint without training.",
+        flag_values=values,
+    )
 
 
 if __name__ == "__main__":
-    run()
+    command.run(main, define=_define)

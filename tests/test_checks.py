@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import struct
 
 from specjax import (
     InputError,
@@ -82,7 +82,7 @@ def test_refused_by_both_ways_to_decode(speculative, options, message):
             autoregressive_generate(TARGET, INPUTS, MASK, keys, **options)
 
 
-@dataclasses.dataclass
+@struct.dataclass
 class Silent(NgramDrafter):
     """A drafter whose blocks carry no law."""
 
