@@ -22,6 +22,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
+from configs import bench
 from experiments import build, command
 from specjax import errors, metrics
 from specjax.drafters.ngram import NgramDrafter
@@ -38,8 +39,10 @@ def main(
     del values
     from rich.console import Console
 
-    names = ("batch_size", "source_length", "repeats")
-    build.positive(config, *names)
+    build.check_settings(config, bench.get_config())
+    build.positive(config, "batch_size", "source_length", "repeats")
+    build.check_max_length(config)
+    build.row_keys(config.seed, config.batch_size)
     shape = t5_config.T5Config.preset(config.model)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
     fed = sorted({1, *config.fed})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from specjax import errors, zoo
+from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
 from specjax.drafters.base import Drafter
 from specjax.drafters.model import ModelDrafter
@@ -48,6 +48,35 @@ def named(table: Mapping[str, Entry], name: str, setting: str) -> Entry:
     return table[name]
 
 
+def check_settings(
+    config: ml_collections.ConfigDict, known: ml_collections.ConfigDict, path: str = ""
+) -> None:
+    """Refuses a config of another command, and a setting that no command reads.
+
+    Args:
+        config: the settings.
+        known: a config of this command that has all of its settings.
+        path: of `config` within the whole.
+
+    Raises:
+        InputError: naming the first setting that is missing or not known.
+    """
+    for name in known:
+        if name not in config:
+            raise errors.InputError(
+                f"--config has no setting {path}{name}: this command needs it"
+            )
+        if isinstance(known[name], ml_collections.ConfigDict):
+            if not isinstance(config[name], ml_collections.ConfigDict):
+                raise errors.InputError(f"config.{path}{name} must be a ConfigDict")
+            check_settings(config[name], known[name], f"{path}{name}.")
+    for name in config:
+        if name not in known:
+            raise errors.InputError(
+                f"--config has a setting {path}{name} that this command does not know"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """What a decode needs, loaded and checked.
@@ -76,7 +105,10 @@ def checkpoint_folder(name: str, setting: str) -> pathlib.Path:
     if not name:
         raise errors.InputError(f"config.{setting} is empty: name a model's folder")
     if name.startswith(_ZOO):
-        return zoo.folder(name.removeprefix(_ZOO))
+        try:
+            return zoo.folder(name.removeprefix(_ZOO))
+        except errors.InputError as error:
+            raise errors.InputError(f"config.{setting} is {name!r}: {error}") from error
     path = pathlib.Path(name).expanduser().absolute()
     if not path.is_dir():
         raise errors.InputError(f"config.{setting} is {name!r}: no such folder")
@@ -100,6 +132,7 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
         draft_tokenizer = tokenizers.load_tokenizer(draft_folder)
         tokenizers.check_same_tokenizer(tokenizer, draft_tokenizer)
         draft_model = t5_weights.load_t5(draft_folder, dtype)
+        dead_from(draft_tokenizer, draft_model, "draft")
     target = t5_weights.load_t5(folder, dtype)
     return Pair(
         target=target,
@@ -110,8 +143,15 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
     )
 
 
-def dead_from(tokenizer: tokenizers.Tokenizer, model: t5.T5) -> int | None:
+def dead_from(
+    tokenizer: tokenizers.Tokenizer, model: t5.T5, role: str = "target"
+) -> int | None:
     """The id from which on the model's rows are padding; None: no row is.
+
+    Args:
+        tokenizer: the model's own.
+        model: the model.
+        role: target or draft, for the message.
 
     Raises:
         InputError: the tokenizer knows ids that the model has no row for.
@@ -119,8 +159,8 @@ def dead_from(tokenizer: tokenizers.Tokenizer, model: t5.T5) -> int | None:
     known, rows = tokenizer.vocab_size, model.vocab_size
     if known > rows:
         raise errors.InputError(
-            f"the tokenizer has {known} ids and the model {rows} rows: they do not "
-            "belong together"
+            f"the {role}'s tokenizer has {known} ids and its model {rows} rows: they "
+            "do not belong together"
         )
     return known if known < rows else None
 
@@ -196,9 +236,40 @@ def positive(config: ml_collections.ConfigDict, *names: str) -> None:
             raise errors.InputError(f"config.{name} is {config[name]}: at least 1")
 
 
+def check_max_length(config: ml_collections.ConfigDict) -> None:
+    """Refuses a decoder length that leaves no room for a token.
+
+    Raises:
+        InputError: it is below 2.
+    """
+    if config.max_length < 2:
+        raise errors.InputError(
+            f"config.max_length is {config.max_length}: at least 2, the start token "
+            "and one more"
+        )
+
+
+def buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+    """The source lengths that are padded to.
+
+    Raises:
+        InputError: they are no increasing whole numbers.
+    """
+    if not all(isinstance(bucket, int) for bucket in config.buckets):
+        raise errors.InputError(
+            f"config.buckets is {tuple(config.buckets)}: increasing whole numbers, "
+            "for example 32,64"
+        )
+    return batches.check_buckets(config.buckets)
+
+
 def row_keys(seed: int, rows: int) -> jax.Array:
-    """One key per input row, the same for a row whatever batch it lands in."""
-    if not 0 <= seed < math.inf:
-        raise errors.InputError(f"config.seed is {seed}: a whole number >= 0")
+    """One key per input row, the same for a row whatever batch it lands in.
+
+    Raises:
+        InputError: a seed that is negative, or of more bits than a key keeps.
+    """
+    if not 0 <= seed < 2**32:
+        raise errors.InputError(f"config.seed is {seed}: a whole number in 0..2**32-1")
     key = jax.random.key(seed, impl="threefry2x32")
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(rows))

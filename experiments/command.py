@@ -8,6 +8,8 @@ import json
 import os
 import pathlib
 import platform
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -60,57 +62,93 @@ def run(
         print(sys.modules[main.__module__].__doc__)
         print(values.get_help())
         sys.exit(0)
+    # Settings within the config are looked for in sys.argv, whatever is parsed; and the
+    # manifest names this command, not the program that runs it.
+    own, sys.argv = sys.argv, argv
     try:
-        _parse(values, argv)
+        settings = _parse(values, argv, config)
+        code = main(settings, _folder(workdir.value), values)
+    except errors.InputError as error:
+        print(f"error: {_one_line(error)}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("interrupted: what was written stays", file=sys.stderr)
+        code = 130
+    finally:
+        sys.argv = own
+    sys.exit(code or 0)
+
+
+def _parse(
+    values: flags.FlagValues,
+    argv: list[str],
+    config: flags.FlagHolder[ml_collections.ConfigDict],
+) -> ml_collections.ConfigDict:
+    try:
+        rest = values(argv)
         if config.value is None:
             raise errors.InputError(
                 "--config is missing: name a file, for example --config=configs/demo.py"
             )
-        if not workdir.value:
-            raise errors.InputError(
-                "--workdir is missing: name the folder that receives the run's files"
-            )
-        folder = pathlib.Path(workdir.value).expanduser().absolute()
-        if folder.exists() and not folder.is_dir():
-            raise errors.InputError(f"--workdir={workdir.value} is not a folder")
-        code = main(config.value, folder, values)
-    except errors.InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted: what was written stays", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(code or 0)
-
-
-def _parse(values: flags.FlagValues, argv: list[str]) -> None:
-    # Settings within the config are looked for in sys.argv, whatever is parsed.
-    own, sys.argv = sys.argv, argv
-    try:
-        rest = values(argv)
+        # A file that cannot be read says so when a setting is looked up, not before.
+        settings = config.value.lock()
+    except errors.InputError:
+        raise
     except (
         flags.Error,
         AttributeError,
+        ImportError,
         KeyError,
+        OSError,
+        SyntaxError,
         TypeError,
         ValueError,
-        OSError,
     ) as error:
-        text = " ".join(str(error).replace("\\'", "'").split())
+        unknown = _unknown_setting(argv, str(error))
+        text = f"the config has no {unknown}" if unknown else _one_line(error)
         raise errors.InputError(f"flags: {text}") from error
-    finally:
-        sys.argv = own
     if len(rest) > 1:
         raise errors.InputError(
             f"flags: {rest[1]!r} is not a flag; settings are --config.NAME=VALUE"
         )
+    return settings
+
+
+def _folder(name: str | None) -> pathlib.Path:
+    """The run's folder, which need not exist yet."""
+    if not name:
+        raise errors.InputError(
+            "--workdir is missing: name the folder that receives the run's files"
+        )
+    path = pathlib.Path(name).expanduser().absolute()
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise errors.InputError(f"--workdir={name}: {nearest} is not a folder")
+    if not os.access(nearest, os.W_OK):
+        raise errors.InputError(f"--workdir={name}: {nearest} cannot be written to")
+    return path
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).replace("\\'", "'").split())
+    # ml_collections tells of its attempts; what the system said is at the end.
+    return re.sub(r"Configuration is not available.*\[Errno \d+\]", "--config:", text)
+
+
+def _unknown_setting(argv: Sequence[str], message: str) -> str | None:
+    """The flag that ml_collections means when it says no more than a quoted name."""
+    found = re.match(r"[\"'\\]*(\w+)[\"'\\]", message)
+    names = (argument.partition("=")[0] for argument in argv)
+    return next((n for n in names if found and found[1] in n.split(".")[1:]), None)
 
 
 def _without_kernel_file(argv: list[str]) -> list[str]:
     """Drops `-f kernel.json`, with which a notebook starts its own process."""
-    for at, argument in enumerate(argv[:-1]):
-        if argument == "-f" and argv[at + 1].endswith(".json"):
+    for at, argument in enumerate(argv):
+        if argument == "-f" and "".join(argv[at + 1 : at + 2]).endswith(".json"):
             return argv[:at] + argv[at + 2 :]
+        if argument.startswith("--f=") and argument.endswith(".json"):
+            return argv[:at] + argv[at + 1 :]
     return argv
 
 
@@ -139,7 +177,7 @@ def manifest(config: ml_collections.ConfigDict, **effective: Any) -> dict[str, A
             continue  # a checkout that is not installed has no version of its own
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "versions": versions,
         "device": {
             "platform": device.platform,

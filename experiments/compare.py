@@ -109,9 +109,26 @@ class Tally:
 
 
 def measure_costs(
-    setup: Setup, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode
+    setup: Setup,
+    batch: batches.InferenceBatch,
+    keys: jax.Array,
+    mode: Mode,
+    tally: Tally,
 ) -> metrics.Costs:
-    """Times of drafting, verifying and encoding for one mode's gamma."""
+    """Times of drafting, verifying and encoding for one mode's gamma.
+
+    The timing runs the decoding loops' own programs, so what compiling them takes is
+    told apart and tallied here.
+    """
+
+    def plain() -> DecodeOutput:
+        return setup.plain(batch, keys, mode)
+
+    def fast() -> DecodeOutput:
+        return setup.speculative(batch, keys, mode)
+
+    for decode in (plain, fast):
+        tally.compile_seconds += max(_timed(decode)[1] - _timed(decode)[1], 0.0)
     return metrics.measure_costs(
         setup.pair.target,
         setup.pair.drafter,
@@ -127,7 +144,11 @@ def measure_costs(
 
 
 def resolve_gamma(
-    setup: Setup, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode
+    setup: Setup,
+    batch: batches.InferenceBatch,
+    keys: jax.Array,
+    mode: Mode,
+    tally: Tally,
 ) -> tuple[Mode, dict[int, metrics.Costs]]:
     """Chooses gamma by measured survival and costs; 0 where plain decoding is best.
 
@@ -138,15 +159,14 @@ def resolve_gamma(
     def at(gamma: int) -> Mode:
         return dataclasses.replace(mode, gamma=gamma)
 
-    longest = at(_MAX_AUTO_GAMMA)
-    output = setup.speculative(batch, keys, longest)
     costs = {
-        gamma: measure_costs(setup, batch, keys, at(gamma))
+        gamma: measure_costs(setup, batch, keys, at(gamma), tally)
         for gamma in (1, _MAX_AUTO_GAMMA)
     }
+    output = setup.speculative(batch, keys, at(_MAX_AUTO_GAMMA))
     chosen = best_gamma(metrics.survival(output.stats), costs)
     if chosen and chosen not in costs:
-        costs[chosen] = measure_costs(setup, batch, keys, at(chosen))
+        costs[chosen] = measure_costs(setup, batch, keys, at(chosen), tally)
     return at(chosen), costs
 
 

@@ -17,6 +17,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
+from configs import demo
 from experiments import build, command, compare
 from specjax import errors, metrics
 from specjax.data import batches
@@ -33,21 +34,27 @@ def main(
     """Runs the command; returns the exit code."""
     from rich.console import Console
 
+    build.check_settings(config, demo.get_config())
+    build.positive(config, "batch_size", "repeats")
+    build.check_max_length(config)
+    buckets = build.buckets(config)
     path = pathlib.Path(values.input or config.input).expanduser()
     lines = read_lines(path)
-    build.positive(config, "max_length", "batch_size", "repeats")
     gamma = build.parse_gamma(config.gamma)
     verifier = build.named(build.VERIFIERS, config.verifier, "verifier")
     pair = build.build_pair(config)
     modes = build_modes(config, pair.num_tokens, gamma)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
-    check_lengths(rows, config.buckets, path)
-    parts = list(batches.inference_batches(rows, config.batch_size, config.buckets))
+    check_lengths(rows, buckets, path)
+    parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
     setup = compare.Setup(pair, verifier, config.max_length)
 
     console = Console()
     workdir.mkdir(parents=True, exist_ok=True)
+    # An earlier run's figures must not stand beside this one's settings.
+    (workdir / "metrics.json").unlink(missing_ok=True)
+    tallies = {mode.name: compare.Tally() for mode in modes}
     # The costs are those of the bucket that holds the most lines.
     usual = max(parts, key=lambda part: _lines_like(part, parts))
     costs: dict[str, dict[int, metrics.Costs]] = {}
@@ -55,10 +62,12 @@ def main(
         for i, mode in enumerate(modes):
             if gamma is None:
                 modes[i], costs[mode.name] = compare.resolve_gamma(
-                    setup, usual, keys, mode
+                    setup, usual, keys, mode, tallies[mode.name]
                 )
             else:
-                own = compare.measure_costs(setup, usual, keys, mode)
+                own = compare.measure_costs(
+                    setup, usual, keys, mode, tallies[mode.name]
+                )
                 costs[mode.name] = {mode.gamma: own}
     command.write_json(
         workdir / "manifest.json",
@@ -75,7 +84,6 @@ def main(
             },
         ),
     )
-    tallies = {mode.name: compare.Tally() for mode in modes}
     records = compare.decode_all(
         setup, parts, keys, modes, config, lines, workdir, tallies
     )
@@ -101,7 +109,7 @@ def main(
         console.print(
             f"ids from {pair.num_tokens} on are padding of the vocabulary and ruled out"
         )
-    console.print(f"written: {workdir}/{{manifest,metrics}}.json, decodes.jsonl")
+    print(f"written: {workdir}/{{manifest,metrics}}.json, decodes.jsonl")
     return _exit_code(results, console)
 
 
@@ -122,9 +130,10 @@ def build_modes(
     }
     if not config.runs:
         raise errors.InputError("config.runs is empty: greedy, sampled or both")
-    for name in config.runs:
+    names = [name.strip() for entry in config.runs for name in entry.split(",")]
+    for name in names:
         build.named(known, name, "runs")
-    return [mode for name, mode in known.items() if name in config.runs]
+    return [mode for name, mode in known.items() if name in names]
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
@@ -150,13 +159,15 @@ def read_lines(path: pathlib.Path) -> list[str]:
     return lines
 
 
-def check_lengths(rows: list[list[int]], buckets: Any, path: pathlib.Path) -> None:
+def check_lengths(
+    rows: list[list[int]], buckets: tuple[int, ...], path: pathlib.Path
+) -> None:
     """Names the first line that no bucket holds.
 
     Raises:
         InputError: there is one.
     """
-    longest = max(batches.check_buckets(buckets))
+    longest = max(buckets)
     for number, row in enumerate(rows, start=1):
         if len(row) > longest:
             raise errors.InputError(

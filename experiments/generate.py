@@ -15,6 +15,7 @@ import pathlib
 import ml_collections
 from absl import flags
 
+from configs import repair_generate
 from experiments import baseline, build, command
 from specjax import errors
 from specjax.data import batches, pairs
@@ -29,7 +30,12 @@ def main(
     """Runs the command."""
     from rich import progress
 
-    build.positive(config, "batch_size", "chunk", "max_length")
+    build.check_settings(config, repair_generate.get_config())
+    build.positive(config, "batch_size", "chunk")
+    build.check_max_length(config)
+    if config.limit < 0:
+        raise errors.InputError(f"config.limit is {config.limit}: at least 0 (all)")
+    buckets = build.buckets(config)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
     folder = build.checkpoint_folder(config.target.checkpoint, "target.checkpoint")
     sources = [pair.source for pair in pairs.load_pairs(values.input or config.input)]
@@ -39,13 +45,14 @@ def main(
     sampling = build_sampling(config, build.dead_from(tokenizer, model))
     rows = [tokenizer.encode(source) for source in sources]
     for number, row in enumerate(rows, start=1):
-        batches.bucket_length(len(row), config.buckets, number - 1)
+        batches.bucket_length(len(row), buckets, number - 1)
+    keys = build.row_keys(config.seed, len(rows))
 
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / "generated.jsonl"
     start = lines_written(path, sources)
-    command.write_json(workdir / "manifest.json", command.manifest(config))
-    keys = build.row_keys(config.seed, len(rows))
+    manifest = command.manifest(config, input=str(values.input or config.input))
+    command.write_json(workdir / "manifest.json", manifest)
     columns = (progress.BarColumn(), progress.MofNCompleteColumn())
     with (
         open(path, "a", encoding="utf-8") as file,
@@ -55,9 +62,7 @@ def main(
         for first in range(start, len(rows), config.chunk):
             chosen = slice(first, first + config.chunk)
             parts = list(
-                batches.inference_batches(
-                    rows[chosen], config.batch_size, config.buckets
-                )
+                batches.inference_batches(rows[chosen], config.batch_size, buckets)
             )
             outputs = [
                 baseline.decode(model, part, keys[chosen], sampling, config.max_length)
@@ -101,9 +106,9 @@ def lines_written(path: pathlib.Path, sources: list[str]) -> int:
         return 0
     whole = path.read_bytes()
     whole = whole[: whole.rfind(b"\n") + 1]
-    lines = whole.decode("utf-8").split("\n")[:-1]
+    lines = whole.decode("utf-8", "replace").split("\n")[:-1]
     for number, (line, source) in enumerate(zip(lines, sources, strict=False), start=1):
-        if json.loads(line)["source"] != source:
+        if _source(line) != source:
             raise errors.InputError(
                 f"{path}, line {number} is of another input: use another --workdir"
             )
@@ -114,6 +119,13 @@ def lines_written(path: pathlib.Path, sources: list[str]) -> int:
         )
     path.write_bytes(whole)
     return len(lines)
+
+
+def _source(line: str) -> str | None:
+    try:
+        return json.loads(line)["source"]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _define(values: flags.FlagValues) -> None:

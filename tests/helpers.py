@@ -308,7 +308,8 @@ def chi_square_p(samples: np.ndarray, law: np.ndarray) -> float:
     """
     samples = np.asarray(samples)
     cells = np.ravel_multi_index(tuple(samples.T), law.shape)
-    counts, law = np.bincount(cells, minlength=law.size), law.ravel()
+    counts = np.bincount(cells, minlength=law.size)
+    law = np.asarray(law, np.float64).ravel()
     if counts[law <= 1e-12].any():
         return 0.0
     counts, law = counts[law > 1e-12], law[law > 1e-12]

@@ -1,28 +1,33 @@
-"""A pair of tiny T5s with a tokenizer on disk, and commands run in this process."""
+"""A pair of tiny T5s on disk, and commands that run in the tests' own process."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import io
 import json
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
-from experiments import command
+from experiments import command, decode
 from specjax import metrics
 from specjax.data import tokenizer as tokenizers
 from specjax.models import t5_weights
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
-from tests.helpers import perturbed
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEMO = ROOT / "configs" / "demo.py"
 PIECES, SENTINELS, DEAD_ROWS = 130, 100, 6
+GAMMA, MAX_LENGTH, BUCKET = 3, 24, 32
 TEXTS = (
     "a small server reads the mail and writes it to the disk",
     "the library opens images of many formats and shows them",
@@ -53,21 +58,147 @@ SHAPE = T5Config(
 
 @dataclasses.dataclass(frozen=True)
 class Folders:
-    """Where a pair lies."""
+    """Where a pair and its input lie."""
 
     target: pathlib.Path
     draft: pathlib.Path
+    input: pathlib.Path
 
 
 def make_pair(folder: pathlib.Path) -> Folders:
     """A target whose laws are neither flat nor sure, and a draft that often agrees."""
-    folders = Folders(folder / "target", folder / "draft")
-    target = T5(SHAPE, jax.random.key(5))
-    # Sharper laws; the end of a sequence is likelier than one word in 256.
-    target.head[...] = (target.head[...] * 3.0).at[1].multiply(2.0)
+    folders = Folders(folder / "target", folder / "draft", folder / "input.txt")
+    target = jax.jit(T5, static_argnums=0)(SHAPE, jax.random.key(5))
+    sharper = np.full((SHAPE.vocab_size, 1), 3.0, np.float32)
+    sharper[SHAPE.eos_id] = 6.0  # likelier than one word in 236
+    target.head[...] = target.head[...] * sharper
     t5_weights.save_t5(target, folders.target)
-    t5_weights.save_t5(perturbed(target, 1, 0.15), folders.draft)
+    t5_weights.save_t5(_perturbed(target, 0.15), folders.draft)
     model = folders.target / "spiece.model"
     tokenizers.train_sentencepiece(TEXTS, PIECES, model)
     shutil.copy(model, folders.draft)
+    folders.input.write_text("\n".join(LINES) + "\n", encoding="utf-8")
     return folders
+
+
+def _perturbed(model: T5, scale: float) -> T5:
+    """Noise of `scale` times each parameter's spread; on the host, to compile less."""
+    generator = np.random.default_rng(1)
+    graph, state = nnx.split(model)
+
+    def noisy(leaf: Any) -> Any:
+        leaf = np.asarray(leaf)
+        noise = generator.normal(size=leaf.shape) * leaf.std() * scale
+        return jax.numpy.asarray(leaf + noise.astype(leaf.dtype))
+
+    return nnx.merge(graph, jax.tree.map(noisy, state))
+
+
+def costs(gamma: int, c: float = 0.1, v: float = 1.2) -> metrics.Costs:
+    """Made-up costs of a target step of one second."""
+
+    def seconds(value: float) -> metrics.Timing:
+        return metrics.Timing((value,))
+
+    return metrics.Costs(
+        gamma=gamma,
+        step=seconds(1.0),
+        verify=seconds(v),
+        draft=seconds(c * gamma),
+        encode=seconds(2.0),
+        draft_encode=seconds(0.5),
+    )
+
+
+@contextlib.contextmanager
+def costs_are(c: float = 0.1, v: float = 1.2) -> Iterator[None]:
+    """Nothing is timed apart, and nothing compiled for it."""
+
+    def measure_costs(*args: Any, gamma: int, **settings: Any) -> metrics.Costs:
+        return costs(gamma, c, v)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "measure_costs", measure_costs)
+        yield
+
+
+@contextlib.contextmanager
+def quick_costs() -> Iterator[None]:
+    """Costs are measured, but too shortly to be any good."""
+    quick = functools.partial(metrics.measure_costs, seconds=1e-3)
+
+    def measure_costs(*args: Any, **settings: Any) -> metrics.Costs:
+        return quick(*args, **settings | {"repeats": 1})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "measure_costs", measure_costs)
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a command did.
+
+    Attributes:
+        code: its exit code.
+        workdir: its folder.
+        out: what it printed.
+        err: what it said on stderr.
+    """
+
+    code: int
+    workdir: pathlib.Path
+    out: str
+    err: str
+
+    def read(self, name: str) -> Any:
+        """A JSON file of the run, or a list of the lines of a JSONL file."""
+        text = (self.workdir / name).read_text(encoding="utf-8")
+        if name.endswith(".jsonl"):
+            return [json.loads(line) for line in text.splitlines()]
+        return json.loads(text)
+
+    @property
+    def metrics(self) -> Any:
+        return self.read("metrics.json")
+
+    @property
+    def decodes(self) -> Any:
+        return self.read("decodes.jsonl")
+
+    @property
+    def effective(self) -> Any:
+        return self.read("manifest.json")["effective"]
+
+
+def run(
+    main: Callable[..., Any], workdir: pathlib.Path, *argv: str, define: Any = None
+) -> Run:
+    """Runs a command as its command line would."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as caught,
+    ):
+        command.run(main, ["command", *argv], define=define)
+    return Run(caught.value.code, workdir, out.getvalue(), err.getvalue())
+
+
+def pair_flags(folders: Folders) -> tuple[str, ...]:
+    """The demo's config made small enough for a test."""
+    return (
+        f"--config={DEMO}",
+        f"--config.target.checkpoint={folders.target}",
+        f"--config.draft.checkpoint={folders.draft}",
+        f"--config.buckets={BUCKET}",
+        f"--config.max_length={MAX_LENGTH}",
+        f"--config.gamma={GAMMA}",
+        "--config.repeats=1",
+    )
+
+
+def run_decode(folders: Folders, workdir: pathlib.Path, *settings: str) -> Run:
+    """Runs `experiments.decode` on the pair; later flags win."""
+    flags = (*pair_flags(folders), f"--workdir={workdir}", f"--input={folders.input}")
+    return run(decode.main, workdir, *flags, *settings, define=decode._define)

@@ -128,7 +128,13 @@ def test_gamma_must_be_whole():
 def test_max_ngram_must_be_positive():
     with pytest.raises(InputError, match="max_ngram is 0"):
         NgramDrafter(max_ngram=0).init(
-            TARGET, None, INPUTS, MASK, INPUTS[:, :1], jnp.ones(2, jnp.int32), 8
+            TARGET,
+            TARGET.encode(INPUTS, MASK),
+            INPUTS,
+            MASK,
+            INPUTS[:, :1],
+            jnp.ones(2, jnp.int32),
+            8,
         )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx, struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax.errors import InputError
 from specjax.models.base import Cache, DecoderOutput, Encoded
 from specjax.models.dense import dense
 from specjax.models.t5_config import T5Config
@@ -363,8 +364,17 @@ class T5(nnx.Module):
             taps: static numbers of decoder layers whose output is returned; -1 is the
                 hidden state after the final norm.
             dropout_key: trains with dropout when given.
+
+        Raises:
+            InputError: a tap names no layer.
         """
         config = self.config
+        for tap in taps:
+            if not -1 <= tap < config.num_decoder_layers:
+                raise InputError(
+                    f"tap {tap} names no decoder layer: 0 to "
+                    f"{config.num_decoder_layers - 1}, or -1 for the final norm"
+                )
         dropout = Dropout(dropout_key, config.dropout_rate)
         batch, fed = tokens.shape
         start = jnp.zeros(batch, jnp.int32) if cache is None else cache.length

@@ -29,7 +29,7 @@ def summary_table(runs: Mapping[str, Metrics]) -> Table:
 
 
 def verdict(name: str, metrics: Metrics, gamma: int, best_gamma: int) -> str | None:
-    """A warning where speculation loses or another gamma would pay more, else None.
+    """A warning where speculation loses or was not tried, else None.
 
     Args:
         name: of the run.
@@ -44,11 +44,13 @@ def verdict(name: str, metrics: Metrics, gamma: int, best_gamma: int) -> str | N
         )
     speedup = metrics["speedup"]
     if speedup < 1:
-        hint = (
-            "plain decoding is faster"
-            if best_gamma == 0
-            else f"gamma={best_gamma} should do better"
-        )
+        if best_gamma == 0:
+            hint = "plain decoding is faster"
+        elif best_gamma == gamma:
+            predicted = metrics["predicted_speedup"]
+            hint = f"its counts and costs predict {predicted:.2f}x: a busy machine?"
+        else:
+            hint = f"gamma={best_gamma} should do better"
         return (
             f"{name}: speculation LOSES here: {speedup:.2f}x at gamma={gamma}; {hint}"
         )
@@ -63,6 +65,11 @@ def _number(*path: str, form: str = "{:.2f}") -> Any:
         return "-" if value is None else form.format(value)
 
     return read
+
+
+def _drafted(metrics: Metrics) -> str:
+    counts = metrics["speculative"]
+    return f"{counts['drafted'] / counts['target_calls']:.2f}"
 
 
 def _identical(metrics: Metrics) -> str:
@@ -87,7 +94,8 @@ _LINES = (
         "speedup, predicted from alpha (i.i.d.)",
         _number("formula_speedup", form="{:.2f}x"),
     ),
-    ("gamma, tokens drafted per call", _number("gamma", form="{}")),
+    ("gamma, most tokens drafted per call", _number("gamma", form="{}")),
+    ("drafted per target call", _drafted),
     ("alpha, mean of sum min(p, q)", _number("alpha", form="{:.3f}")),
     ("accepted / drafted", _number("acceptance_rate", form="{:.3f}")),
     ("block efficiency, tokens per target call", _number("block_efficiency")),

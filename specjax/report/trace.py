@@ -94,8 +94,8 @@ def legend() -> Text:
 
     line = Text()
     for kind, meaning in (
-        (ACCEPTED, "drafted and accepted"),
-        (CORRECTED, "corrected by the target"),
+        (ACCEPTED, "drafted, accepted"),
+        (CORRECTED, "corrected"),
         (BONUS, "bonus of a whole block"),
     ):
         line.append(meaning, style=STYLES[kind]).append("   ")

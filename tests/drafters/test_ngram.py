@@ -9,6 +9,7 @@ import pytest
 
 from specjax import NgramDrafter, Sampling, speculative_generate
 from specjax.drafters.base import Committed
+from specjax.models.base import Encoded
 from specjax.types import Noise
 from tests.helpers import ChainModel, row_keys
 
@@ -17,7 +18,8 @@ GAMMA, SOURCE, SIZE = 4, 10, 16
 
 @jax.jit
 def _draft(inputs, mask, tokens, length, drafter):
-    state = drafter.init(None, None, inputs, mask, tokens[:, :1], length, SIZE)
+    encoded = Encoded(hidden=jnp.zeros((*inputs.shape, 1)), mask=mask)
+    state = drafter.init(None, encoded, inputs, mask, tokens[:, :1], length, SIZE)
     noise = Noise(keys=row_keys(0, 1), start=length - 1)
     block, _ = drafter.draft(
         None, noise, state, tokens, length, gamma=GAMMA, sampling=Sampling()
@@ -61,8 +63,10 @@ def copied(source, output, max_ngram=3, start=0) -> list[int]:
         ([2, 3, 4, 5, 3, 9], [2, 3], [4, 5, 3, 9]),
         ([1, 2, 3, 4, 5, 2, 3, 8], [1, 2, 3], [4, 5, 2, 3]),
         # Latest on ties.
-        ([3, 4, 3, 5, 6], [3], [5, 6]),
-        ([2, 3, 4, 2, 3, 5], [2, 3], [5]),
+        ([3, 4, 3, 5, 6], [8, 3], [5, 6]),
+        ([2, 3, 4, 2, 3, 5], [8, 2, 3], [5]),
+        # The start token lengthens a match at the source's beginning.
+        ([3, 4, 3, 5, 6], [3], [4, 3, 5, 6]),
         # The output counts as later than the source...
         ([3, 4, 5], [3, 6, 7, 3], [6, 7, 3]),
         # ... but only among matches of equal length.
@@ -100,9 +104,9 @@ def test_no_state_between_calls():
     """A draft depends on source and text alone; commit changes nothing."""
     drafter = NgramDrafter()
     inputs, mask = jnp.array([[5, 6, 7]]), jnp.ones((1, 3), bool)
-    state = drafter.init(
-        None, None, inputs, mask, inputs[:, :1], jnp.ones(1, jnp.int32), SIZE
-    )
+    encoded = Encoded(hidden=jnp.zeros((1, 3, 1)), mask=mask)
+    start, length = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32)
+    state = drafter.init(None, encoded, inputs, mask, start, length, SIZE)
     committed = Committed(
         tokens=jnp.zeros((1, SIZE), jnp.int32),
         length=jnp.array([4]),
@@ -144,4 +148,4 @@ def test_copy_task():
         assert not output.tokens[row, length:].any()
     stats = output.stats
     assert stats.accepted.sum() == stats.drafted.sum()
-    assert (stats.target_calls == width / (GAMMA + 1)).all()
+    assert (stats.target_calls == width // (GAMMA + 1)).all()

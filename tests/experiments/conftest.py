@@ -1,0 +1,17 @@
+"""One tiny pair for all tests of the commands, and one decode of it."""
+
+import pytest
+
+from tests import pairs
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory) -> pairs.Folders:
+    return pairs.make_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def decoded(folders, tmp_path_factory) -> pairs.Run:
+    """Greedy and sampled, with every cost measured, however badly."""
+    with pairs.quick_costs():
+        return pairs.run_decode(folders, tmp_path_factory.mktemp("decoded"))
