@@ -84,6 +84,9 @@ def _parse(
     argv: list[str],
     config: flags.FlagHolder[ml_collections.ConfigDict],
 ) -> ml_collections.ConfigDict:
+    given = [word for word in argv if re.match(r"--?config(=|$)", word)]
+    if len(given) > 1:
+        raise errors.InputError(f"--config is given {len(given)} times: once will do")
     try:
         rest = values(argv)
         if config.value is None:

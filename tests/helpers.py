@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx, struct
 from scipy import stats
 
@@ -17,6 +19,17 @@ from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Law
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compile() -> Iterator[None]:
+    """Halves the time to compile, at the price of slower programs.
+
+    A module of small decodes imports this; one that draws many samples does not.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def write_tokens(cache: Cache, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:

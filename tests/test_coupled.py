@@ -18,7 +18,13 @@ from specjax import (
 )
 from specjax.sampling import draw
 from specjax.verify import VerifyOutput
-from tests.helpers import ChainModel, hash_pair, ragged_sources, row_keys
+from tests.helpers import (
+    ChainModel,
+    hash_pair,
+    quick_compile,  # noqa: F401
+    ragged_sources,
+    row_keys,
+)
 
 ROWS, LENGTH = 5, 24
 
@@ -102,6 +108,7 @@ def test_equals_the_autoregressive_sample(plain, kind, gamma):
     assert accepted[0] == max(accepted)  # the same law and noise agree best
 
 
+@pytest.mark.slow
 def test_step_noise_gives_another_sample(plain):
     """The wrong twin: the rejection rule is exact in law, not sample by sample."""
     output = speculative_generate(

@@ -29,6 +29,7 @@ from tests.helpers import (
     chi_square_p,
     hash_pair,
     perturbed,
+    quick_compile,  # noqa: F401
     ragged_sources,
     row_keys,
     table_model,
@@ -89,7 +90,7 @@ def test_counts_where_the_draft_varies():
     truth = plain_greedy(2).tokens
     drafter = ScriptDrafter(
         truth=truth,
-        right=jnp.full((2, 1), 3),
+        right=jnp.full((2, 5), 3),
         length=jnp.array([[0, 2, 1, 0, 3], [3, 3, 3, 3, 3]]),
     )
     output = speculative_generate(
@@ -358,7 +359,12 @@ def steps(target, drafter, rows, sampling, *, gamma=3, budget=12, between=None):
             state = between(state)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.7)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(temperature=0.7), pytest.param(GREEDY, marks=SLOW)]
+)
 def test_streaming_by_steps_equals_generate(sampling):
     """Blocks joined are the output, EOS included, and nothing is taken back."""
     drafter = ModelDrafter(DRAFT)
@@ -416,15 +422,17 @@ def test_stale_slots_are_never_read():
     assert 0 < accepted < drafted
 
 
-@pytest.mark.parametrize("verifier", [token_verify, block_verify])
+@pytest.mark.parametrize(
+    "verifier", [block_verify, pytest.param(token_verify, marks=SLOW)]
+)
 def test_with_and_without_jit(verifier):
     arguments = (TARGET, ModelDrafter(DRAFT), *common(2))
     options = dict(
         verifier=verifier,
         sampling=Sampling(temperature=0.5),
         gamma=2,
-        max_length=LENGTH,
-        budget=4,
+        max_length=8,
+        budget=3,
         eos_id=-1,
     )
     compiled = speculative_generate(*arguments, **options)

@@ -120,6 +120,12 @@ CUTS = {
     ),
 }
 GAMMAS = [2, pytest.param(3, marks=pytest.mark.slow)]
+# With gamma 3 every case is tried; otherwise all but these.
+ONLY_SLOW = ("hot", "greedy draft", "top-k of 1 on the draft", "top-p on the target")
+
+
+def cases(table: dict, gamma: int) -> dict:
+    return {name: v for name, v in table.items() if gamma > 2 or name not in ONLY_SLOW}
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
@@ -127,7 +133,7 @@ GAMMAS = [2, pytest.param(3, marks=pytest.mark.slow)]
 def test_cut_laws(name, gamma):
     """Top-k and top-p on either side."""
     values = {}
-    for case, (on_target, on_draft) in CUTS.items():
+    for case, (on_target, on_draft) in cases(CUTS, gamma).items():
         output = decode(
             ModelDrafter(DRAFT),
             VERIFIERS[name],
@@ -152,14 +158,14 @@ def test_temperatures_and_supports(name, gamma):
         on_draft = {} if on_draft is None else on_draft
         return decode(drafter, verifier, gamma=gamma, on_draft=on_draft, **more)
 
-    for case, (on_target, on_draft) in TEMPERATURES.items():
+    for case, (on_target, on_draft) in cases(TEMPERATURES, gamma).items():
         output = run(on_target=on_target, on_draft=on_draft)
         assert 0.05 < acceptance(output) < 0.99, case
         values[case] = p_value(output, transformed(TARGET, **on_target))
         assert output.tokens.min() >= 0 and output.tokens.max() < VOCAB
     # The statistic tells the laws apart that it should.
     assert p_value(output, DRAFT) < 1e-6
-    assert p_value(output, transformed(TARGET, temperature=0.9)) < 1e-6
+    assert p_value(output, transformed(TARGET, temperature=0.95)) < 1e-6
 
     # Temperature by row: each half follows its own law.
     half = jnp.where(jnp.arange(ROWS) < ROWS // 2, 0.3, 2.0)

@@ -24,6 +24,7 @@ from tests.helpers import (
     greedy_text,
     hash_pair,
     perturbed,
+    quick_compile,  # noqa: F401
     ragged_sources,
     row_keys,
     tiny_t5,

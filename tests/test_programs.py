@@ -21,7 +21,13 @@ from specjax import (
     token_verify,
 )
 from specjax.verify import token_rule
-from tests.helpers import HashModel, hash_pair, ragged_sources, row_keys
+from tests.helpers import (
+    HashModel,
+    hash_pair,
+    quick_compile,  # noqa: F401
+    ragged_sources,
+    row_keys,
+)
 from tests.test_coupled import COUPLED
 
 ROWS, WIDTH = 3, 8

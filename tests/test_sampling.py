@@ -20,7 +20,12 @@ from specjax.sampling import (
     with_arrays,
 )
 from specjax.types import Law, Prefix
-from tests.helpers import chi_square_p, reference_law, row_keys
+from tests.helpers import (
+    chi_square_p,
+    quick_compile,  # noqa: F401
+    reference_law,
+    row_keys,
+)
 
 VOCAB = 11
 

@@ -12,7 +12,11 @@ import pytest
 from specjax import block_verify, token_verify, verify
 from specjax.types import DraftBlock, Law, Noise
 from specjax.verify import Scored, block_rule, greedy_rule, token_rule
-from tests.helpers import chi_square_p, row_keys
+from tests.helpers import (
+    chi_square_p,
+    quick_compile,  # noqa: F401
+    row_keys,
+)
 from tests.twins import epsilon_ratio, written_out_block
 
 RULES = [token_rule, block_rule]

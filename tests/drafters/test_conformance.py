@@ -14,6 +14,7 @@ from tests.helpers import (
     chi_square_p,
     hash_pair,
     perturbed,
+    quick_compile,  # noqa: F401
     row_keys,
     table_model,
     tiny_t5,

@@ -10,7 +10,13 @@ import pytest
 from specjax import ModelDrafter, Sampling
 from specjax.sampling import draw
 from specjax.types import Noise
-from tests.helpers import HashModel, hash_pair, reference_law, row_keys
+from tests.helpers import (
+    HashModel,
+    hash_pair,
+    quick_compile,  # noqa: F401
+    reference_law,
+    row_keys,
+)
 
 GAMMA, ROWS, SIZE = 4, 4, 20
 TARGET, DRAFT = hash_pair()

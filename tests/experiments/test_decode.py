@@ -2,6 +2,7 @@
 
 import math
 import os
+import pathlib
 
 import pytest
 
@@ -266,13 +267,13 @@ def test_in_a_notebook_with_relative_paths(folders, tmp_path, monkeypatch):
     relative = pairs.Folders(
         *(os.path.relpath(getattr(folders, n)) for n in ("target", "draft", "input"))
     )
-    config = os.path.relpath(pairs.DEMO)
-    settings = (GREEDY, f"--config={config}", "-f", "/tmp/kernel-1.json")
+    monkeypatch.setattr(pairs, "DEMO", os.path.relpath(pairs.DEMO))
+    workdir = pathlib.Path("runs", "one")
     with pairs.costs_are():
-        run = pairs.run_decode(relative, tmp_path / "runs" / "one", *settings)
+        run = pairs.run_decode(relative, workdir, GREEDY, "-f", "/tmp/kernel-1.json")
     assert run.code == 0, run.err
     assert len(run.decodes) == len(pairs.LINES)
-    assert run.workdir.joinpath("manifest.json").is_file()
+    assert (tmp_path / workdir / "manifest.json").is_file()
 
 
 def test_a_second_run_replaces_the_first(folders, tmp_path):
