@@ -102,8 +102,15 @@ def streamed_parameters(shape: t5_config.T5Config) -> int:
     cross = 2 * shape.d_attention * shape.d_model * shape.num_decoder_layers
     attention = 4 * shape.d_attention * shape.d_model
     feed_forward = (3 if shape.gated else 2) * shape.d_ff * shape.d_model
-    layers = shape.num_decoder_layers * (2 * attention + feed_forward)
-    return layers - cross + shape.vocab_size * shape.d_model
+    norms = (3 * shape.num_decoder_layers + 1) * shape.d_model
+    tables = shape.num_decoder_layers if shape.bias_per_layer else 1
+    return (
+        shape.num_decoder_layers * (2 * attention + feed_forward)
+        - cross
+        + norms
+        + tables * shape.num_buckets * shape.num_heads
+        + shape.vocab_size * shape.d_model
+    )
 
 
 def read_bandwidth(repeats: int) -> float:

@@ -85,18 +85,16 @@ def _parse(
     config: flags.FlagHolder[ml_collections.ConfigDict],
 ) -> ml_collections.ConfigDict:
     given = [word for word in argv if re.match(r"--?config(=|$)", word)]
+    if not given or given[0].endswith("="):
+        raise errors.InputError(
+            "--config is missing: name a file, for example --config=configs/demo.py"
+        )
     if len(given) > 1:
         raise errors.InputError(f"--config is given {len(given)} times: once will do")
     try:
         rest = values(argv)
-        if config.value is None:
-            raise errors.InputError(
-                "--config is missing: name a file, for example --config=configs/demo.py"
-            )
         # A file that cannot be read says so when a setting is looked up, not before.
         settings = config.value.lock()
-    except errors.InputError:
-        raise
     except (
         flags.Error,
         AttributeError,

@@ -22,6 +22,7 @@ from specjax.decoding import (
     Stats,
     speculative_generate,
 )
+from specjax.models import t5
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
 
@@ -405,14 +406,18 @@ def _mismatches(
     differing = np.flatnonzero((one != other).any(1) & part.valid)
     if not differing.size:
         return
-    encoded = setup.pair.target.encode(jnp.asarray(part.inputs), jnp.asarray(part.mask))
-    output, _ = setup.pair.target.decode(plain.tokens, None, encoded)
+    teacher_forced = _logits(setup.pair.target, part.inputs, part.mask, plain.tokens)
     for slot in differing:
         position = int(np.argmax(one[slot] != other[slot]))
-        logits = np.asarray(output.logits)[slot, position - 1]
+        logits = np.asarray(teacher_forced[slot, position - 1])
         gap = abs(float(logits[one[slot, position]] - logits[other[slot, position]]))
         yield {
             "row": int(part.rows[slot]),
             "position": position,
             "top2_gap": gap,
         }
+
+
+@jax.jit
+def _logits(target: t5.T5, inputs: Any, mask: Any, tokens: jax.Array) -> jax.Array:
+    return target.decode(tokens, None, target.encode(inputs, mask))[0].logits

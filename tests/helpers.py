@@ -152,7 +152,7 @@ class ChainModel:
 
 
 def hash_pair(
-    seed: int = 0, vocab_size: int = 64, noise: float = 0.5, draft_vocab: int = 0
+    seed: int = 0, vocab_size: int = 64, noise: float = 0.3, draft_vocab: int = 0
 ) -> tuple[HashModel, HashModel]:
     """A target and a draft that agrees with it on most of the argmaxes."""
     generator = np.random.default_rng(seed)

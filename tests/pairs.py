@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from flax import nnx
+from safetensors import numpy
 
 from experiments import command, decode
 from specjax import metrics
@@ -27,6 +27,7 @@ from specjax.models.t5_config import T5Config
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEMO = ROOT / "configs" / "demo.py"
 PIECES, SENTINELS, DEAD_ROWS = 130, 100, 6
+KNOWN = PIECES + SENTINELS  # ids of the tokenizer
 GAMMA, MAX_LENGTH, BUCKET = 3, 24, 32
 TEXTS = (
     "a small server reads the mail and writes it to the disk",
@@ -46,7 +47,7 @@ LINES = (
     "it prints pages and images",
 )
 SHAPE = T5Config(
-    vocab_size=PIECES + SENTINELS + DEAD_ROWS,
+    vocab_size=KNOWN + DEAD_ROWS,
     d_model=32,
     d_kv=8,
     num_heads=4,
@@ -66,14 +67,19 @@ class Folders:
 
 
 def make_pair(folder: pathlib.Path) -> Folders:
-    """A target whose laws are neither flat nor sure, and a draft that often agrees."""
+    """A target whose laws are neither flat nor sure, and a draft that often agrees.
+
+    The draft is the target's first layers, without the padding of its vocabulary.
+    """
     folders = Folders(folder / "target", folder / "draft", folder / "input.txt")
-    target = jax.jit(T5, static_argnums=0)(SHAPE, jax.random.key(5))
-    sharper = np.full((SHAPE.vocab_size, 1), 3.0, np.float32)
-    sharper[SHAPE.eos_id] = 6.0  # likelier than one word in 236
-    target.head[...] = target.head[...] * sharper
-    t5_weights.save_t5(target, folders.target)
-    t5_weights.save_t5(_perturbed(target, 0.15), folders.draft)
+    t5_weights.save_t5(
+        jax.jit(T5, static_argnums=0)(SHAPE, jax.random.key(5)), folders.target
+    )
+    edit_weights(folders.target, _sharpen)
+    shutil.copytree(folders.target, folders.draft)
+    edit_weights(folders.draft, _shorten)
+    fields = {"num_layers": 1, "num_decoder_layers": 1, "vocab_size": KNOWN}
+    edit_config(folders.draft, **fields)
     model = folders.target / "spiece.model"
     tokenizers.train_sentencepiece(TEXTS, PIECES, model)
     shutil.copy(model, folders.draft)
@@ -81,17 +87,35 @@ def make_pair(folder: pathlib.Path) -> Folders:
     return folders
 
 
-def _perturbed(model: T5, scale: float) -> T5:
-    """Noise of `scale` times each parameter's spread; on the host, to compile less."""
-    generator = np.random.default_rng(1)
-    graph, state = nnx.split(model)
+def edit_weights(
+    folder: pathlib.Path, edit: Callable[[dict[str, np.ndarray]], None]
+) -> None:
+    """Changes a checkpoint's tensors where they lie."""
+    path = folder / "model.safetensors"
+    tensors = {name: np.array(own) for name, own in numpy.load_file(path).items()}
+    edit(tensors)
+    numpy.save_file(tensors, path)
 
-    def noisy(leaf: Any) -> Any:
-        leaf = np.asarray(leaf)
-        noise = generator.normal(size=leaf.shape) * leaf.std() * scale
-        return jax.numpy.asarray(leaf + noise.astype(leaf.dtype))
 
-    return nnx.merge(graph, jax.tree.map(noisy, state))
+def edit_config(folder: pathlib.Path, **fields: Any) -> None:
+    """Changes fields of a checkpoint's config."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def _sharpen(tensors: dict[str, np.ndarray]) -> None:
+    tensors["lm_head.weight"] *= 3.0
+    tensors["lm_head.weight"][SHAPE.eos_id] *= 2.0  # likelier than one word in 236
+    for name, tensor in tensors.items():
+        if ".block.1." in name and name.split(".")[-2] in ("o", "wo"):
+            tensor *= 0.3  # the second layers say less than the first
+
+
+def _shorten(tensors: dict[str, np.ndarray]) -> None:
+    for name in [name for name in tensors if ".block.1." in name]:
+        del tensors[name]
+    for name in ("shared.weight", "lm_head.weight"):
+        tensors[name] = np.array(tensors[name][:KNOWN])
 
 
 def costs(gamma: int, c: float = 0.1, v: float = 1.2) -> metrics.Costs:
@@ -198,7 +222,21 @@ def pair_flags(folders: Folders) -> tuple[str, ...]:
     )
 
 
-def run_decode(folders: Folders, workdir: pathlib.Path, *settings: str) -> Run:
-    """Runs `experiments.decode` on the pair; later flags win."""
+def run_decode(
+    folders: Folders, workdir: pathlib.Path, *settings: str, show: bool = False
+) -> Run:
+    """Runs `experiments.decode` on the pair.
+
+    Args:
+        folders: the pair.
+        workdir: the run's folder.
+        *settings: flags that take the place of those of `pair_flags`.
+        show: decode once more, with a trace, for the coloured text.
+    """
     flags = (*pair_flags(folders), f"--workdir={workdir}", f"--input={folders.input}")
-    return run(decode.main, workdir, *flags, *settings, define=decode._define)
+    given = {setting.partition("=")[0] for setting in settings}
+    flags = tuple(flag for flag in flags if flag.partition("=")[0] not in given)
+    with pytest.MonkeyPatch.context() as patch:
+        if not show:
+            patch.setattr(decode, "_show", lambda *arguments: None)
+        return run(decode.main, workdir, *flags, *settings, define=decode._define)

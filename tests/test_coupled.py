@@ -41,7 +41,7 @@ def coupled_rule(noise, block, scored, params):
 
 
 COUPLED = Verifier(coupled_rule, needs_law=False, noise="position")
-TARGET, DRAFT = hash_pair(noise=0.3)
+TARGET, DRAFT = hash_pair()
 
 
 @pytest.fixture(scope="module")

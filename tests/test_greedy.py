@@ -55,8 +55,10 @@ def assert_same(plain, fast) -> None:
 
 def assert_mixed(fast) -> None:
     """Some drafts were accepted and some rejected, or the test has shown nothing."""
-    drafted, accepted = int(fast.stats.drafted.sum()), int(fast.stats.accepted.sum())
-    assert 0.2 < accepted / drafted < 0.9, (accepted, drafted)
+    drafted, accepted = fast.stats.drafted, fast.stats.accepted
+    assert 0 < accepted.sum() < drafted.sum()
+    first = accepted[:, 0].sum() / drafted[:, 0].sum()
+    assert 0.3 < first < 0.9, (accepted.sum(0), drafted.sum(0))
 
 
 SLOW = pytest.mark.slow
@@ -222,7 +224,7 @@ T5_SHAPES = [
 @pytest.fixture(scope="module")
 def t5_pair():
     target = tiny_t5(0)
-    return target, perturbed(target, 1, 0.2)
+    return target, perturbed(target, 1, 0.1)
 
 
 @pytest.mark.parametrize(("gamma", "rows"), T5_SHAPES)

@@ -65,11 +65,10 @@ def test_values_compile_nothing_new():
     with programs(1):
         first = decode(sampling=cut, draft_sampling=cut, stop=stop)
     other, _ = hash_pair(9)
+    same = dict(sampling=cut, draft_sampling=cut, stop=stop, seed=1)
     with programs(0):
         results = [
-            decode(
-                sampling=cut, draft_sampling=cut, stop=stop, **{"seed": 1, **changed}
-            )
+            decode(**{**same, **changed})
             for changed in (
                 {},
                 {"target": other, "draft": HashModel(other.table + 1)},

@@ -170,7 +170,7 @@ def test_commit_keeps_the_memory_in_step(name):
 @pytest.mark.slow
 def test_t5_commit_keeps_the_memory_in_step():
     target = tiny_t5(0)
-    drafter = ModelDrafter(perturbed(target, 1, 0.2))
+    drafter = ModelDrafter(perturbed(target, 1, 0.1))
     commit_and_draft(drafter, GREEDY, target, 64, atol=1e-5)
 
 

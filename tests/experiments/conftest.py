@@ -12,6 +12,6 @@ def folders(tmp_path_factory) -> pairs.Folders:
 
 @pytest.fixture(scope="session")
 def decoded(folders, tmp_path_factory) -> pairs.Run:
-    """Greedy and sampled, with every cost measured, however badly."""
-    with pairs.quick_costs():
-        return pairs.run_decode(folders, tmp_path_factory.mktemp("decoded"))
+    """Greedy and sampled, and all that is shown."""
+    with pairs.costs_are():
+        return pairs.run_decode(folders, tmp_path_factory.mktemp("decoded"), show=True)

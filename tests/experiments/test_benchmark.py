@@ -1,0 +1,109 @@
+"""`experiments.benchmark` counts the bytes of a step right and times a tiny shape."""
+
+import dataclasses
+import math
+
+import pytest
+
+from experiments import benchmark
+from specjax.models import t5_config
+from tests import pairs
+
+CONFIG = pairs.ROOT / "configs" / "bench.py"
+TINY = dataclasses.replace(pairs.SHAPE, num_encoder_layers=1, num_decoder_layers=1)
+
+
+def run_benchmark(workdir, *settings) -> pairs.Run:
+    flags = (f"--config={CONFIG}", f"--workdir={workdir}", "--config.model=t5-tiny")
+    return pairs.run(benchmark.main, workdir, *flags, *settings)
+
+
+@pytest.fixture
+def tiny_preset(monkeypatch):
+    monkeypatch.setitem(t5_config._PRESETS, "t5-tiny", TINY)
+    monkeypatch.setattr(benchmark, "_BANDWIDTH_BYTES", 4_000_000)
+
+
+@pytest.mark.parametrize(
+    ("size", "millions"),
+    [
+        ("small", 38.5),
+        ("base", 123.8),
+        ("large", 391.6),
+        ("xl", 1424.9),
+        ("xxl", 5567.7),
+    ],
+)
+def test_parameters_that_a_step_reads(size, millions):
+    """The published shapes, in millions."""
+    shape = t5_config.T5Config.preset(f"t5-v1_1-{size}")
+    assert round(benchmark.streamed_parameters(shape) / 1e6, 1) == millions
+
+
+def test_parameters_of_a_shape_by_hand():
+    """Self-attention 4, cross-attention 2 (q, o), feed-forward 3, 3 norms; the head."""
+    inner = TINY.num_heads * TINY.d_kv
+    layer = 6 * TINY.d_model * inner + 3 * TINY.d_model * TINY.d_ff + 3 * TINY.d_model
+    rest = TINY.num_buckets * TINY.num_heads + (TINY.vocab_size + 1) * TINY.d_model
+    assert benchmark.streamed_parameters(TINY) == layer + rest
+    two = dataclasses.replace(TINY, num_decoder_layers=2)
+    assert benchmark.streamed_parameters(two) == 2 * layer + rest
+    plain = dataclasses.replace(TINY, gated=False, activation="relu")
+    less = layer - TINY.d_model * TINY.d_ff
+    assert benchmark.streamed_parameters(plain) == less + rest
+
+
+def test_tiny_shape_from_flags_to_files(tiny_preset, tmp_path):
+    with pairs.quick_costs():
+        run = run_benchmark(
+            tmp_path,
+            "--config.fed=4",
+            "--config.max_length=24",
+            "--config.source_length=32",
+            "--config.repeats=2",
+        )
+    assert run.code == 0, run.err
+    metrics = run.metrics
+    streamed = 4 * benchmark.streamed_parameters(TINY)
+    assert metrics["streamed_bytes"] == streamed
+    assert metrics["limit_seconds"] == streamed / metrics["bandwidth"]
+    assert set(metrics["passes"]) == {"4"}
+    timings = [metrics["step"], *metrics["passes"].values(), metrics["encode"]]
+    for timing in timings:
+        assert all(math.isfinite(value) and value > 0 for value in timing.values())
+        low, high = timing["first_quartile"], timing["third_quartile"]
+        assert low <= timing["seconds"] <= high
+    step, four = metrics["step"], metrics["passes"]["4"]
+    over = step["seconds"] / metrics["limit_seconds"]
+    assert step["over_limit"] == pytest.approx(over)
+    assert four["steps"] == pytest.approx(four["seconds"] / step["seconds"])
+    assert metrics["parameter_bytes"] == 4 * t5_config.num_parameters(TINY)
+    assert metrics["peak_memory_bytes"] > metrics["parameter_bytes"]
+    assert "limit: weights read once" in run.out and "4 tokens" in run.out
+    assert run.read("manifest.json")["config"]["model"] == "t5-tiny"
+
+
+SETTINGS = {
+    "model=t5-bsae": "There is no T5 preset 't5-bsae'",
+    "dtype=int8": "config.dtype is 'int8'",
+    "fed=0": "config.fed is",
+    "fed=64": "config.fed is",
+    "repeats=0": "config.repeats is 0",
+    "seed=-1": "config.seed is -1",
+    "max_length=1": "config.max_length is 1",
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_bad_settings(tiny_preset, tmp_path, monkeypatch, setting):
+    monkeypatch.setattr(benchmark, "random_model", None)
+    workdir = tmp_path / "new"
+    flags = (f"--config={CONFIG}", f"--workdir={workdir}", f"--config.{setting}")
+    run = pairs.run(benchmark.main, workdir, *flags)
+    assert run.code == 2 and SETTINGS[setting] in run.err, run.err
+    assert run.err.count("\n") == 1 and not workdir.exists()
+
+
+def test_bandwidth_is_a_speed(monkeypatch):
+    monkeypatch.setattr(benchmark, "_BANDWIDTH_BYTES", 4_000_000)
+    assert 1e7 < benchmark.read_bandwidth(repeats=3) < 1e13

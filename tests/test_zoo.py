@@ -1,0 +1,72 @@
+"""What ships inside the package is whole, small enough, and of one tokenizer."""
+
+import pathlib
+
+import pytest
+
+from specjax import zoo
+from specjax.data import tokenizer as tokenizers
+from specjax.errors import InputError
+from specjax.models import t5_weights
+
+FILES = ("config.json", "model.safetensors", "spiece.model", "README.md")
+PAIR_BYTES = 30_000_000
+PAIRS = sorted({name.rpartition("/")[0] for name in zoo.names()})
+
+each_pair = pytest.mark.parametrize("pair", PAIRS or [None])
+
+
+def folders(pair):
+    if pair is None:
+        pytest.skip("no pair ships yet")
+    return {role: zoo.folder(f"{pair}/{role}") for role in ("target", "draft")}
+
+
+def test_names_are_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(zoo, "_FOLDER", tmp_path)
+    assert zoo.names() == []
+    for name in ("b/target", "b/draft", "a/target"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").touch()
+    (tmp_path / "b" / "notes").mkdir()
+    assert zoo.names() == ["a/target", "b/draft", "b/target"]
+    assert zoo.folder("b/draft") == tmp_path / "b" / "draft"
+    for unknown in ("b", "b/notes", "../b/draft", "b/draft/", ""):
+        with pytest.raises(InputError, match="a/target, b/draft, b/target") as caught:
+            zoo.folder(unknown)
+        assert repr(unknown) in str(caught.value)
+
+
+@each_pair
+def test_a_pair_is_whole_and_small(pair):
+    total = 0
+    for folder in folders(pair).values():
+        for name in FILES:
+            assert (folder / name).is_file(), f"{folder.name} has no {name}"
+        assert len((folder / "README.md").read_text(encoding="utf-8")) > 200
+        total += sum(path.stat().st_size for path in folder.rglob("*"))
+    assert total <= PAIR_BYTES
+
+
+@each_pair
+def test_a_pair_loads_and_shares_its_tokenizer(pair):
+    loaded = {
+        role: (t5_weights.load_t5(folder), tokenizers.load_tokenizer(folder))
+        for role, folder in folders(pair).items()
+    }
+    (target, tokenizer), (draft, other) = loaded["target"], loaded["draft"]
+    tokenizers.check_same_tokenizer(tokenizer, other)
+    for model in (target, draft):
+        assert model.vocab_size >= tokenizer.vocab_size
+    config = draft.config
+    assert config.num_decoder_layers <= target.config.num_decoder_layers
+    assert config.d_model <= target.config.d_model
+
+
+def test_the_package_takes_its_files_along():
+    """What is not listed as package data stays behind in a wheel."""
+    tomllib = pytest.importorskip("tomllib")
+    path = pathlib.Path(__file__).resolve().parent.parent / "pyproject.toml"
+    settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    listed = settings["tool"]["setuptools"]["package-data"]["specjax"]
+    assert {f"zoo/**/{name}" for name in FILES} <= set(listed)
