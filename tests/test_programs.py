@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 
 import jax
@@ -197,11 +198,12 @@ def test_a_key_used_twice_is_found_out():
         )
 
 
-def test_arguments_stay_usable():
-    """The same arrays twice: nothing was donated or changed in place."""
+def test_arguments_stay_usable_and_nothing_is_left_behind():
+    """The same arrays again and again: none donated, changed in place, or kept."""
     inputs, mask = ragged_sources(0, ROWS, WIDTH)
     keys = row_keys(0, ROWS)
-    before = jax.tree.map(jnp.copy, (TARGET, DRAFT, inputs, mask))
+    given = (TARGET, DRAFT, inputs, mask)
+    before = jax.tree.map(jnp.copy, given)
 
     def run():
         return speculative_generate(
@@ -213,9 +215,18 @@ def test_arguments_stay_usable():
             sampling=Sampling(temperature=None),
             gamma=2,
             max_length=14,
-        )
+        ).tokens
 
-    assert jnp.array_equal(run().tokens, run().tokens)
-    after = (TARGET, DRAFT, inputs, mask)
-    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+    first = run()
+    assert jnp.array_equal(run(), first)
+    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(given), strict=True):
         assert jnp.array_equal(one, two)
+
+    def alive() -> int:
+        gc.collect()
+        return len(jax.live_arrays())
+
+    held = alive()
+    for _ in range(5):
+        run()
+    assert alive() == held

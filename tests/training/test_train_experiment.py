@@ -89,7 +89,7 @@ def test_from_data_to_export(folder, tmp_path):
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics["step"] == 8 and metrics["validation_nll"] > 0
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert manifest["settings"]["optimizer"]["steps"] == 8
+    assert manifest["config"]["optimizer"]["steps"] == 8
 
     exported = t5_weights.load_t5(tmp_path / "export")
     for ours, theirs in zip(
