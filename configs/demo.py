@@ -24,7 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.verifier = "token"  # token, block
     # A whole number >= 1; "auto" measures, and may decide for plain decoding.
     config.gamma = config_dict.placeholder(object)
-    config.gamma = 3
+    config.gamma = 7
     config.runs = ("greedy", "sampled")
     # Of the sampled run. None is off; the draft's default to the target's.
     config.sampling = _sampling()
