@@ -204,7 +204,8 @@ TINY_T5 = T5Config(
 
 def tiny_t5(seed: int = 0, **changes: Any) -> T5:
     """A random T5 of vocabulary 64, width 16 and 2 + 2 layers, with sharp logits."""
-    model = T5(dataclasses.replace(TINY_T5, **changes), jax.random.key(seed))
+    config = dataclasses.replace(TINY_T5, **changes)
+    model = jax.jit(lambda key: T5(config, key))(jax.random.key(seed))
     head = model.embedding if model.head is None else model.head
     head[...] = head[...] * 3.0
     return model
@@ -213,13 +214,14 @@ def tiny_t5(seed: int = 0, **changes: Any) -> T5:
 def perturbed(model: T5, seed: int, scale: float) -> T5:
     """The model with noise of `scale` times each parameter's own spread added."""
     graph, state = nnx.split(model)
-    leaves, tree = jax.tree.flatten(state)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    noisy = [
-        leaf + scale * jnp.std(leaf) * jax.random.normal(key, leaf.shape)
-        for leaf, key in zip(leaves, keys, strict=True)
-    ]
-    return nnx.merge(graph, jax.tree.unflatten(tree, noisy))
+    generator = np.random.default_rng(seed)
+
+    def noisy(leaf: jax.Array) -> jax.Array:
+        values = np.asarray(leaf)
+        noise = scale * values.std() * generator.normal(size=leaf.shape)
+        return jnp.asarray(values + noise, leaf.dtype)
+
+    return nnx.merge(graph, jax.tree.map(noisy, state))
 
 
 def num_prefixes(vocab_size: int, depth: int) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -332,11 +330,15 @@ def test_controls_keep_the_sampled_law():
 # Steps, streaming, memory.
 
 
+INIT = jax.jit(speculative_init, static_argnames=("gamma", "max_length"))
+STEP = jax.jit(speculative_step, static_argnames="gamma")
+
+
 def steps(target, drafter, rows, sampling, *, gamma=3, budget=12, between=None):
     """Yields the state after each step, driven from Python."""
     inputs, mask, keys = common(rows)
     sampling = with_arrays(sampling)
-    encoded, state = speculative_init(
+    encoded, state = INIT(
         target,
         drafter,
         inputs,
@@ -347,13 +349,18 @@ def steps(target, drafter, rows, sampling, *, gamma=3, budget=12, between=None):
         prefix=jnp.zeros((rows, 1), jnp.int32),
         prefix_length=jnp.ones(rows, jnp.int32),
     )
-    step = jax.jit(
-        functools.partial(
-            speculative_step, sampling=sampling, draft_sampling=sampling, gamma=gamma
-        )
-    )
     while not state.done.all():
-        state = step(target, drafter, encoded, keys, state, eos_id=jnp.int32(2))
+        state = STEP(
+            target,
+            drafter,
+            encoded,
+            keys,
+            state,
+            sampling=sampling,
+            draft_sampling=sampling,
+            gamma=gamma,
+            eos_id=2,
+        )
         yield state
         if between is not None:
             state = between(state)
@@ -408,6 +415,7 @@ def test_stale_slots_are_never_read():
 
         return cache.replace(memory=jax.tree.map(fill, cache.memory))
 
+    @jax.jit
     def poison(state):
         draft = state.draft_state.replace(cache=poisoned(state.draft_state.cache))
         return state.replace(cache=poisoned(state.cache), draft_state=draft)
@@ -422,9 +430,8 @@ def test_stale_slots_are_never_read():
     assert 0 < accepted < drafted
 
 
-@pytest.mark.parametrize(
-    "verifier", [block_verify, pytest.param(token_verify, marks=SLOW)]
-)
+@SLOW
+@pytest.mark.parametrize("verifier", [token_verify, block_verify])
 def test_with_and_without_jit(verifier):
     arguments = (TARGET, ModelDrafter(DRAFT), *common(2))
     options = dict(

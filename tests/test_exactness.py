@@ -129,7 +129,9 @@ def cases(table: dict, gamma: int) -> dict:
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("name", VERIFIERS)
+@pytest.mark.parametrize(
+    "name", ["token", pytest.param("block", marks=pytest.mark.slow)]
+)
 def test_cut_laws(name, gamma):
     """Top-k and top-p on either side."""
     values = {}

@@ -33,16 +33,17 @@ from tests.test_coupled import COUPLED
 
 ROWS, WIDTH = 3, 8
 TARGET, DRAFT = hash_pair()
+MODEL = ModelDrafter(DRAFT)
 
 
-def decode(*, target=TARGET, draft=DRAFT, seed=0, width=WIDTH, **options):
+def decode(*, target=TARGET, drafter=MODEL, seed=0, width=WIDTH, **options):
     """A batch whose longest source has `width` tokens, padded to a multiple of 8."""
     inputs, mask = ragged_sources(seed, ROWS, width)
     pad = ((0, 0), (0, -width % 8))
     options = {"gamma": 2, "max_length": 14, "budget": 6, **options}
     output = speculative_generate(
         target,
-        ModelDrafter(draft),
+        drafter,
         jnp.pad(inputs, pad),
         jnp.pad(mask, pad),
         row_keys(seed, ROWS),
@@ -72,7 +73,7 @@ def test_values_compile_nothing_new():
             decode(**{**same, **changed})
             for changed in (
                 {},
-                {"target": other, "draft": HashModel(other.table + 1)},
+                {"target": other, "drafter": ModelDrafter(HashModel(other.table + 1))},
                 *({"width": width} for width in range(1, 9)),
                 {"sampling": Sampling(temperature=2, top_k=7, top_p=0.5)},
                 {"sampling": Sampling(temperature=jnp.float32(0.1), top_k=1, top_p=1)},
@@ -91,14 +92,15 @@ def test_values_compile_nothing_new():
 def test_structure_compiles():
     """Greedy and sampled, top-k or top-p present or absent: programs of their own."""
     greedy = Sampling(temperature=None)
+    copying = dict(drafter=NgramDrafter(), gamma=1)
     with programs(1):
-        decode(sampling=greedy, gamma=1)
-        decode(sampling=greedy, gamma=1, seed=3)
+        decode(sampling=greedy, **copying)
+        decode(sampling=greedy, seed=3, **copying)
     with programs(1):
-        decode(sampling=Sampling(temperature=0.0), gamma=1)
-        decode(sampling=Sampling(temperature=1.5), gamma=1)
+        decode(sampling=Sampling(temperature=0.0), **copying)
+        decode(sampling=Sampling(temperature=1.5), **copying)
     with programs(1):
-        decode(sampling=Sampling(top_p=0.5), gamma=1)
+        decode(sampling=Sampling(top_p=0.5), **copying)
     with programs(1):
         decode(sampling=greedy, draft_sampling=Sampling(), gamma=1)
 
@@ -139,13 +141,15 @@ def test_greedy_programs_hold_neither_sort_nor_random_bits():
 
 def test_as_many_programs_as_buckets():
     """Sources of 1 .. 24 tokens in buckets of 8, 16 and 24; the second pass is free."""
-    greedy = Sampling(temperature=None)
+    options = dict(
+        drafter=NgramDrafter(), sampling=Sampling(temperature=None), max_length=15
+    )
     with programs(3):
         for width in range(1, 25):
-            decode(width=width, sampling=greedy, max_length=15)
+            decode(width=width, **options)
     with programs(0):
         for width in range(24, 0, -1):
-            decode(width=width, sampling=greedy, max_length=15, seed=width)
+            decode(width=width, seed=width, **options)
 
 
 def reused(noise, block, scored, params):

@@ -101,11 +101,9 @@ def test_small_temperatures_stay_finite():
 def test_top_p_of_one_is_off():
     """Rounding in the running sum must not cut the tail of a large vocabulary."""
     logits = jax.random.normal(jax.random.key(0), (1, 1, 32128)) * 3
-    with_one = Sampling(top_p=1.0).law(logits).probs
-    np.testing.assert_array_equal(with_one, Sampling().law(logits).probs)
     rows = Sampling(top_p=jnp.array([1.0, 0.5])).law(jnp.repeat(logits, 2, 0)).probs
-    np.testing.assert_array_equal(rows[0], with_one[0])
-    assert (rows[1] == 0).sum() > 16000
+    np.testing.assert_array_equal(rows[0], Sampling().law(logits).probs[0])
+    assert (rows[0] > 0).all() and (rows[1] == 0).sum() > 16000
 
 
 def test_settings_by_row():

@@ -91,13 +91,12 @@ def simulator(rule):
     return run
 
 
-def simulate(rule, q, p, rows: int = 100_000, length=None):
+def simulate(rule, q, p, length=None):
     """Accepted numbers and next tokens over drafts that really follow `q`."""
     length = len(q) if length is None else length
     block, scored = padded([0] * len(q), q, p, length)
-    verdict = simulator(rule)(row_keys(0, 100_000), block, scored)
-    accepted, token = verdict.num_accepted, verdict.next_token
-    return np.asarray(accepted)[:rows], np.asarray(token)[:rows]
+    verdict = simulator(rule)(row_keys(0, 50_000), block, scored)
+    return np.asarray(verdict.num_accepted), np.asarray(verdict.next_token)
 
 
 TOY_Q, TOY_P = [[2 / 3, 1 / 3]] * 2, [[1 / 3, 2 / 3]] * 3

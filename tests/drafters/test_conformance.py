@@ -72,17 +72,18 @@ def draft_once(drafter, sampling, target, rows: int):
     tokens = jnp.zeros((rows, 12), jnp.int32).at[:, :3].set(jnp.array([0, 2, 3]))
     length = jnp.full(rows, 3)
 
-    @jax.jit
-    def run(drafter, sampling):
-        encoded = target.encode(inputs, mask)
-        state = drafter.init(target, encoded, inputs, mask, tokens[:, :3], length, 12)
-        noise = Noise(keys=row_keys(1, rows), start=length - 1)
-        block, _ = drafter.draft(
-            target, noise, state, tokens, length, gamma=GAMMA, sampling=sampling
-        )
-        return block
+    return _draft_once(drafter, sampling, target, inputs, mask, tokens, length)
 
-    return run(drafter, sampling)
+
+@jax.jit
+def _draft_once(drafter, sampling, target, inputs, mask, tokens, length):
+    encoded = target.encode(inputs, mask)
+    state = drafter.init(target, encoded, inputs, mask, tokens[:, :3], length, 12)
+    noise = Noise(keys=row_keys(1, len(tokens)), start=length - 1)
+    block, _ = drafter.draft(
+        target, noise, state, tokens, length, gamma=GAMMA, sampling=sampling
+    )
+    return block
 
 
 @pytest.mark.parametrize("name", NAMES)
