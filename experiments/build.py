@@ -249,6 +249,16 @@ def check_max_length(config: ml_collections.ConfigDict) -> None:
         )
 
 
+def check_limit(config: ml_collections.ConfigDict) -> None:
+    """Refuses a number of lines below 0.
+
+    Raises:
+        InputError: it is negative.
+    """
+    if config.limit < 0:
+        raise errors.InputError(f"config.limit is {config.limit}: at least 0 (all)")
+
+
 def buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
     """The source lengths that are padded to.
 

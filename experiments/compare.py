@@ -26,7 +26,7 @@ from specjax.models import t5
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
 
-_MAX_AUTO_GAMMA = 8
+_AUTO_GAMMAS = (1, 2, 3, 5, 7)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,22 +153,21 @@ def resolve_gamma(
 ) -> tuple[Mode, dict[int, metrics.Costs]]:
     """Chooses gamma by measured survival and costs; 0 where plain decoding is best.
 
-    Survival comes from one batch decoded at the longest gamma in question. Costs
-    between the two gammas that are timed are taken to grow linearly.
+    Both are measured at every gamma in question: block verification's survival at a
+    depth is not the same for every gamma.
     """
 
     def at(gamma: int) -> Mode:
         return dataclasses.replace(mode, gamma=gamma)
 
-    costs = {
-        gamma: measure_costs(setup, batch, keys, at(gamma), tally)
-        for gamma in (1, _MAX_AUTO_GAMMA)
-    }
-    output = setup.speculative(batch, keys, at(_MAX_AUTO_GAMMA))
-    chosen = best_gamma(metrics.survival(output.stats), costs)
-    if chosen and chosen not in costs:
-        costs[chosen] = measure_costs(setup, batch, keys, at(chosen), tally)
-    return at(chosen), costs
+    costs, speedups = {}, {0: 1.0}
+    for gamma in _AUTO_GAMMAS:
+        costs[gamma] = measure_costs(setup, batch, keys, at(gamma), tally)
+        stats = setup.speculative(batch, keys, at(gamma)).stats
+        speedups[gamma] = theory.speedup_from_survival(
+            metrics.survival(stats), costs[gamma].cost_ratio, costs[gamma].verify_ratio
+        )
+    return at(max(speedups, key=speedups.__getitem__)), costs
 
 
 def decode_all(
@@ -220,9 +219,9 @@ def decode_all(
                     if part.valid[slot]:
                         record = made.setdefault(int(row), {"input": lines[row]})
                         part_record = _record(setup, mode, plain, fast, slot)
-                        if mode.name == "greedy":
+                        if mode is modes[0]:
                             record |= part_record
-                        else:
+                        if mode.name != "greedy":
                             record[mode.name] = part_record
             for row in sorted(made):
                 records.append({"row": row} | made[row])

@@ -96,8 +96,9 @@ def main(
         )
         for mode in modes
     }
-    first = results[modes[0].name]
-    content = dict(first) | {name: r for name, r in results.items() if r is not first}
+    # The greedy run, or the only one, at the top; the sampled one under its name.
+    content = dict(results[modes[0].name])
+    content |= {name: result for name, result in results.items() if name != "greedy"}
     command.write_json(workdir / "metrics.json", content)
     console.print(table.summary_table(results))
     for mode in modes:
@@ -134,6 +135,11 @@ def build_modes(
     names = [name.strip() for entry in config.runs for name in entry.split(",")]
     for name in names:
         build.named(known, name, "runs")
+    if draft is not None and "sampled" not in names:
+        raise errors.InputError(
+            "config.draft_sampling is set and config.runs has no sampled run: greedy "
+            "drafts draw nothing; leave it out or add sampled"
+        )
     return [mode for name, mode in known.items() if name in names]
 
 
@@ -215,9 +221,8 @@ def _show(
         console.print(trace.legend())
     for record in records:
         row = record["row"]
-        own = record if mode.name == "greedy" else record[mode.name]
         console.print(Text(f"{row + 1:>3}  {record['input']}", "dim"))
-        console.print(Text("     ").append(traced.get(row, Text(own["text"]))))
+        console.print(Text("     ").append(traced.get(row, Text(record["text"]))))
 
 
 def _exit_code(results: dict[str, dict[str, Any]], tie: float, console: Any) -> int:

@@ -19,6 +19,7 @@ import ml_collections
 import numpy as np
 from absl import flags
 
+from configs import repair_evaluate
 from experiments import baseline, build, command
 from specjax import metrics
 from specjax.data import batches, pairs
@@ -32,7 +33,11 @@ def main(
     config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
 ) -> None:
     """Runs the command."""
-    build.positive(config, "batch_size", "max_length")
+    build.check_settings(config, repair_evaluate.get_config())
+    build.positive(config, "batch_size")
+    build.check_max_length(config)
+    build.check_limit(config)
+    buckets = build.buckets(config)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
     examples = pairs.load_pairs(values.input or config.input)[: config.limit or None]
     models = {}
@@ -49,7 +54,7 @@ def main(
     if "draft" in models:
         tokenizers.check_same_tokenizer(tokenizer, models["draft"][1])
     rows = [tokenizer.encode(pair.source) for pair in examples]
-    parts = list(batches.inference_batches(rows, config.batch_size, config.buckets))
+    parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
     references = [pair.target for pair in examples]
 

@@ -4,13 +4,15 @@
         --config.target.checkpoint=TARGET --input=DATA/train.jsonl --workdir=DIR
 
 Writes DIR/generated.jsonl, with the target's output in place of the file's, in order
-and in chunks: a run that was stopped goes on after the last whole chunk.
+and in chunks: a run that was stopped goes on after the last whole chunk. An output that
+was cut at ``config.max_length`` has `"finished": false`, and trains no end of sequence.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import ml_collections
 from absl import flags
@@ -33,8 +35,7 @@ def main(
     build.check_settings(config, repair_generate.get_config())
     build.positive(config, "batch_size", "chunk")
     build.check_max_length(config)
-    if config.limit < 0:
-        raise errors.InputError(f"config.limit is {config.limit}: at least 0 (all)")
+    build.check_limit(config)
     buckets = build.buckets(config)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
     folder = build.checkpoint_folder(config.target.checkpoint, "target.checkpoint")
@@ -52,6 +53,8 @@ def main(
     path = workdir / "generated.jsonl"
     start = lines_written(path, sources)
     manifest = command.manifest(config, input=str(values.input or config.input))
+    if start:
+        check_same_run(workdir / "manifest.json", manifest)
     command.write_json(workdir / "manifest.json", manifest)
     columns = (progress.BarColumn(), progress.MofNCompleteColumn())
     with (
@@ -70,8 +73,9 @@ def main(
             ]
             written = baseline.tokens_by_row(parts, outputs, len(rows[chosen]))
             for source, output in zip(sources[chosen], written, strict=True):
-                pair = {"source": source, "target": tokenizer.decode(output)}
-                file.write(json.dumps(pair, ensure_ascii=False) + "\n")
+                ended = output[-1:] == [tokenizer.eos_id]
+                pair = pairs.Pair(source, tokenizer.decode(output), ended)
+                file.write(pairs.to_json(pair) + "\n")
             file.flush()
             bar.advance(task, len(written))
     print(f"written: {path}, {len(rows)} lines")
@@ -119,6 +123,29 @@ def lines_written(path: pathlib.Path, sources: list[str]) -> int:
         )
     path.write_bytes(whole)
     return len(lines)
+
+
+def check_same_run(path: pathlib.Path, manifest: dict[str, Any]) -> None:
+    """Refuses to go on with another model, or with another way of drawing tokens.
+
+    Raises:
+        InputError: a setting that changes the output differs from the first run's.
+    """
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))["config"]
+    except (OSError, ValueError, KeyError) as error:
+        raise errors.InputError(
+            f"{path} cannot be read, so it is not known how the lines beside it were "
+            "made: use another --workdir"
+        ) from error
+    # By way of JSON: tuples come back as lists.
+    now = json.loads(json.dumps(manifest["config"]))
+    for name in ("target", "sampling", "max_length", "dtype", "seed"):
+        if before.get(name) != now[name]:
+            raise errors.InputError(
+                f"{path.parent} holds lines made with config.{name} = "
+                f"{before.get(name)}, not {now[name]}: use another --workdir"
+            )
 
 
 def _source(line: str) -> str | None:

@@ -220,7 +220,10 @@ def _load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) -
 
     def read(path: pathlib.Path) -> list[Example]:
         examples = [
-            (pieces.encode(pair.source), pieces.encode(pair.target))
+            (
+                pieces.encode(pair.source),
+                pieces.encode(pair.target)[: None if pair.finished else -1],
+            )
             for pair in pairs.load_pairs(path)
         ]
         short = [ids for ids in examples if max(map(len, ids)) <= limit]

@@ -160,11 +160,19 @@ def _truncate(logits: jax.Array, top_k: Number, top_p: Number) -> jax.Array:
 def draw(key: Key[Array, ""], weights: Float[Array, " V"]) -> Int[Array, ""]:
     """Draws an id in proportion to `weights`: the only way a token is ever drawn.
 
-    ``argmax(log weights + Gumbel)``, in float32. Weights need not sum to 1; an id of
-    weight 0 is never drawn.
+    The id whose exponential clock of rate `weight` rings first, in float32; up to
+    rounding the ``argmax(log weights + Gumbel)`` of the same key, since -log of an
+    exponential variable is a Gumbel one. Weights need not sum to 1; an id of weight 0
+    is never drawn.
     """
-    noise = jax.random.gumbel(key, weights.shape, jnp.float32)
-    return jnp.argmax(jnp.log(weights) + noise).astype(jnp.int32)
+    # Written for XLA's CPU backend: an argmax there computes all that feeds it element
+    # by element, three logarithms included, and took thrice the time of this form.
+    tiny = jnp.finfo(jnp.float32).tiny
+    uniform = jax.random.uniform(key, weights.shape, jnp.float32, minval=tiny)
+    speed = weights / -jnp.log(uniform)
+    fastest = (speed == jnp.max(speed)) & (weights > 0)
+    ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
+    return jnp.min(jnp.where(fastest, ids, weights.shape[0] - 1))
 
 
 def draw_law(key: Key[Array, ""], law: Law, row: int, vocab_size: int) -> Array:

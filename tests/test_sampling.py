@@ -186,6 +186,25 @@ def test_draw_follows_its_weights():
     assert (drawn == 31000).all()
 
 
+def test_draw_is_the_gumbel_argmax():
+    """Over a large vocabulary with probabilities of every size."""
+    weights = jax.nn.softmax(jax.random.normal(jax.random.key(1), (32128,)) * 8)
+    keys = jax.random.split(jax.random.key(0), 300)
+    drawn = jax.vmap(draw, in_axes=(0, None))(keys, weights)
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, weights.shape))(keys)
+    expected = jnp.argmax(jnp.log(weights)[None] + noise, axis=-1)
+    assert (drawn == expected).all() and len(np.unique(drawn)) > 20
+
+
+def test_draw_never_leaves_the_support():
+    """Where every weight but one is 0, even if that one is as small as can be."""
+    tiny = jnp.finfo(jnp.float32).tiny
+    for weight in (tiny, 1e-30, 1.0, 1e30):
+        weights = jnp.zeros(5).at[3].set(weight)
+        keys = jax.random.split(jax.random.key(0), 50)
+        assert (jax.vmap(draw, in_axes=(0, None))(keys, weights) == 3).all(), weight
+
+
 def test_draw_law_of_one_hot_ignores_the_key():
     point = Law(probs=jnp.ones((2, 1)), ids=jnp.array([[3], [1]], jnp.int32))
     dense = Law(probs=point.dense(5))

@@ -10,10 +10,18 @@ from specjax import errors
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A source text and the target text that it should become."""
+    """A source text and the target text that it should become.
+
+    Attributes:
+        source: what is read.
+        target: what is to be written.
+        finished: the target text ends where it stands; a model's output that was cut
+            at a length limit does not, and no end of sequence follows it.
+    """
 
     source: str
     target: str
+    finished: bool = True
 
 
 def load_pairs(
@@ -23,7 +31,7 @@ def load_pairs(
 
     Args:
         path: a `.tsv` file (source, tab, target; no header) or a `.jsonl` file (one
-            object a line), in UTF-8.
+            object a line, with the field `finished` where it is false), in UTF-8.
         source_key: JSONL: the name of the source's field.
         target_key: JSONL: the name of the target's field.
 
@@ -84,12 +92,23 @@ def _from_json(line: str, place: str, source_key: str, target_key: str) -> Pair:
             raise errors.InputError(
                 f"{place} has no text under {key!r}; its fields are {sorted(fields)}"
             )
-    return Pair(fields[source_key], fields[target_key])
+    finished = fields.get("finished", True)
+    if not isinstance(finished, bool):
+        raise errors.InputError(
+            f"{place} has {finished!r} under 'finished': it must be true or false"
+        )
+    return Pair(fields[source_key], fields[target_key], finished)
 
 
 def save_pairs(path: str | pathlib.Path, pairs: Iterable[Pair]) -> None:
-    """Writes pairs as JSONL with the fields `source` and `target`."""
+    """Writes pairs as JSONL, a line of `to_json` each."""
     with open(path, "w", encoding="utf-8", newline="\n") as file:
-        for pair in pairs:
-            line = {"source": pair.source, "target": pair.target}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.writelines(to_json(pair) + "\n" for pair in pairs)
+
+
+def to_json(pair: Pair) -> str:
+    """One line, without its end: `source`, `target`, and `finished` where it is not."""
+    line: dict[str, str | bool] = {"source": pair.source, "target": pair.target}
+    if not pair.finished:
+        line["finished"] = False
+    return json.dumps(line, ensure_ascii=False)

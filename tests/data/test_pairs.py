@@ -26,7 +26,7 @@ def test_jsonl_with_other_keys(tmp_path):
 
 def test_what_is_saved_loads_again(tmp_path):
     rows = [pairs.Pair('a "quoted"\ttab', "zwei\nZeilen"), pairs.Pair("é 漢", "\u2028")]
-    rows[1] = pairs.Pair("é 漢", "x\u2028y")
+    rows[1] = pairs.Pair("é 漢", "x\u2028y", finished=False)
     pairs.save_pairs(tmp_path / "a.jsonl", rows)
     assert pairs.load_pairs(tmp_path / "a.jsonl") == rows
 
@@ -44,6 +44,11 @@ def test_what_is_saved_loads_again(tmp_path):
         ("a.jsonl", '{"source": "", "target": "b"}', "line 1 has an empty source"),
         ("a.jsonl", '{"source": "a", "target": "b"}\n{"sou', "line 2 is not JSON"),
         ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
+        (
+            "a.jsonl",
+            '{"source": "a", "target": "b", "finished": 0}',
+            "line 1 has 0 under 'finished'",
+        ),
         ("a.csv", "a,b\n", "neither .tsv nor .jsonl"),
     ],
 )

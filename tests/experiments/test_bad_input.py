@@ -118,6 +118,11 @@ def test_a_drafter_that_draws_nothing_has_no_sampling(refused):
     assert "config.draft_sampling is set and the drafter 'ngram' draws" in sentence
 
 
+def test_greedy_drafts_have_no_sampling(refused):
+    sentence = refused("--config.runs=greedy", "--config.draft_sampling.top_k=3")
+    assert "config.draft_sampling is set and config.runs has no sampled" in sentence
+
+
 def test_a_config_of_another_command(refused, monkeypatch):
     flags = (f"--config={pairs.ROOT}/configs/bench.py",)
     monkeypatch.setattr(pairs, "pair_flags", lambda folders: flags)

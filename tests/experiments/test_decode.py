@@ -195,8 +195,13 @@ def test_another_seed_changes_the_samples_alone(decoded, folders, tmp_path):
     tokens = [record["sampled"]["tokens"] for record in decoded.decodes]
     assert [record["sampled"]["tokens"] for record in same.decodes] == tokens
     assert [record["sampled"]["tokens"] for record in other.decodes] != tokens
-    # The only run stands at the top.
+    # The only run stands at the top, and under its name as always.
     assert same.metrics["identical"] is None and "greedy" not in same.metrics
+    top = dict(same.metrics)
+    assert top.pop("sampled") == top
+    for record in same.decodes:
+        assert record["tokens"] == record["sampled"]["tokens"]
+        assert record["text"] == record["sampled"]["text"]
     check_counts(same.metrics, [r["sampled"] for r in same.decodes], pairs.GAMMA)
 
 
@@ -263,7 +268,7 @@ def test_batches_change_no_token(decoded, folders, tmp_path):
 @pytest.fixture
 def short_search(monkeypatch):
     """gamma=auto looks at the gamma of the other tests and at 1."""
-    monkeypatch.setattr(compare, "_MAX_AUTO_GAMMA", pairs.GAMMA)
+    monkeypatch.setattr(compare, "_AUTO_GAMMAS", (1, pairs.GAMMA))
 
 
 def test_auto_takes_what_pays(decoded, folders, tmp_path, short_search):

@@ -45,11 +45,13 @@ def test_in_order_and_again_after_a_stop(folders, decoded, sources, tmp_path):
     whole = path.read_bytes()
     tokenizer = tokenizers.load_tokenizer(folders.target)
     # What the target writes when it decodes each line alone.
-    expected = [
-        {"source": line, "target": tokenizer.decode(record["tokens"])}
-        for line, record in zip(pairs.LINES, decoded.decodes, strict=True)
-    ]
+    expected = []
+    for line, record in zip(pairs.LINES, decoded.decodes, strict=True):
+        expected.append({"source": line, "target": tokenizer.decode(record["tokens"])})
+        if record["tokens"][-1] != tokenizer.eos_id:
+            expected[-1]["finished"] = False
     assert run.read("generated.jsonl") == expected
+    assert 0 < sum("finished" in line for line in expected) < len(expected)
     assert run.effective["input"] == str(sources)
 
     # A stop in the middle of the fourth line; what stands is not written again.
@@ -75,6 +77,22 @@ def test_another_input_is_refused(folders, sources, tmp_path, line):
     assert run.code == 2 and f"{path}, line 1 is of another input" in run.err
     assert path.read_text() == line + "\n"
     assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("setting", ["seed=3", "sampling.temperature=0.5"])
+def test_another_way_of_drawing_is_refused(folders, sources, tmp_path, setting):
+    assert run_generate(folders, sources, tmp_path, "--config.limit=2").code == 0
+    before = (tmp_path / "generated.jsonl").read_bytes()
+    run = run_generate(folders, sources, tmp_path, f"--config.{setting}")
+    name = setting.partition("=")[0].partition(".")[0]
+    assert run.code == 2 and f"made with config.{name} = " in run.err
+    assert (tmp_path / "generated.jsonl").read_bytes() == before
+    # More lines of the same run are welcome.
+    assert run_generate(folders, sources, tmp_path).code == 0
+    assert (tmp_path / "generated.jsonl").read_bytes().startswith(before)
+    (tmp_path / "manifest.json").unlink()
+    run = run_generate(folders, sources, tmp_path)
+    assert run.code == 2 and "it is not known how the lines" in run.err
 
 
 def test_more_lines_than_inputs_are_refused(folders, sources, tmp_path):

@@ -153,6 +153,15 @@ def test_long_examples_stay_out_aloud(folder):
     assert f"{32 - len(data.train)} of 32 examples are longer" in "".join(said)
 
 
+def test_a_cut_target_has_no_end(folder, tmp_path):
+    config = tiny_config(folder)
+    rows = [pairs.Pair("ab cde", "ab The", finished) for finished in (True, False)]
+    pairs.save_pairs(tmp_path / "cut.jsonl", rows)
+    config.data.train = str(tmp_path / "cut.jsonl")
+    (_, whole), (_, cut) = train._load_data(config, print).train
+    assert whole == [*cut, 1] and 1 not in cut
+
+
 def test_bad_settings_are_named(folder):
     config = tiny_config(folder)
     config.init = "mimetik"

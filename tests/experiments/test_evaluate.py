@@ -1,0 +1,93 @@
+"""`experiments.evaluate` scores text right and refuses what it cannot score."""
+
+import pathlib
+
+import pytest
+
+from experiments import baseline, evaluate
+from specjax.data import pairs as text_pairs
+from tests import pairs
+
+CONFIG = pairs.ROOT / "configs" / "repair_evaluate.py"
+
+
+def run_evaluate(folders, path, workdir, *settings) -> pairs.Run:
+    flags = (
+        f"--config={CONFIG}",
+        f"--config.target.checkpoint={folders.target}",
+        f"--config.draft.checkpoint={folders.draft}",
+        f"--config.buckets={pairs.BUCKET}",
+        f"--config.max_length={pairs.MAX_LENGTH}",
+        "--config.batch_size=3",
+        f"--input={path}",
+        f"--workdir={workdir}",
+    )
+    given = {setting.partition("=")[0] for setting in settings}
+    flags = tuple(flag for flag in flags if flag.partition("=")[0] not in given)
+    return pairs.run(evaluate.main, workdir, *flags, *settings, define=evaluate._define)
+
+
+@pytest.fixture(scope="module")
+def references(decoded, tmp_path_factory) -> pathlib.Path:
+    """The target's own output, but for two lines."""
+    path = tmp_path_factory.mktemp("references") / "test.jsonl"
+    texts = [record["text"] for record in decoded.decodes]
+    texts[1] += " x"
+    texts[4] = "quite another text"
+    rows = zip(pairs.LINES, texts, strict=True)
+    text_pairs.save_pairs(path, [text_pairs.Pair(*row) for row in rows])
+    return path
+
+
+def test_scores_of_known_outputs(folders, decoded, references, tmp_path):
+    run = run_evaluate(folders, references, tmp_path)
+    assert run.code == 0, run.err
+    metrics = run.metrics
+    lines = run.read("outputs.jsonl")
+    assert [line["source"] for line in lines] == list(pairs.LINES)
+    assert [line["target"] for line in lines] == [r["text"] for r in decoded.decodes]
+    assert metrics["target"]["exact_match"] == pytest.approx(5 / 7)
+    assert metrics["target"]["exact_match"] > metrics["draft"]["exact_match"]
+    assert metrics["target"]["bleu"] > metrics["draft"]["bleu"]
+    # Each line weighs as its tokens do, and they are decoded alike.
+    assert metrics["alpha"]["greedy"] == pytest.approx(decoded.metrics["alpha"])
+    sampled = decoded.metrics["sampled"]["alpha"]
+    assert metrics["alpha"]["sampled"] == pytest.approx(sampled)
+    assert run.effective["lines"] == 7
+
+
+def test_without_a_draft_there_is_no_alpha(folders, references, tmp_path):
+    settings = ("--config.draft.checkpoint=", "--config.limit=3")
+    run = run_evaluate(folders, references, tmp_path, *settings)
+    assert run.code == 0, run.err
+    assert set(run.metrics) == {"target"} and len(run.read("outputs.jsonl")) == 3
+
+
+def test_text_scores_by_hand():
+    scores = evaluate.text_scores(["abcd", "abxd", ""], ["abcd", "abcd", "ab"])
+    assert scores["exact_match"] == pytest.approx(1 / 3)
+    assert scores["character_error_rate"] == pytest.approx(3 / 10)
+    same = evaluate.text_scores(["a b c d e"], ["a b c d e"])
+    assert same["bleu"] == pytest.approx(100) and same["chrf"] == pytest.approx(100)
+
+
+SETTINGS = {
+    "batch_size=0": "config.batch_size is 0",
+    "limit=-1": "config.limit is -1",
+    "max_length=1": "config.max_length is 1",
+    "seed=-1": "config.seed is -1",
+    "buckets=64,32": "length buckets [64, 32] are wrong",
+    "buckets=4": "row 0 (counted from 0) has",
+    "dtype=float16": "config.dtype is 'float16'",
+    "target.checkpoint=absent": "config.target.checkpoint is 'absent'",
+    "draft.checkpoint=absent": "config.draft.checkpoint is 'absent'",
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_bad_settings(folders, references, tmp_path, monkeypatch, setting):
+    monkeypatch.setattr(baseline, "decode", None)
+    workdir = tmp_path / "new"
+    run = run_evaluate(folders, references, workdir, f"--config.{setting}")
+    assert run.code == 2 and SETTINGS[setting] in run.err, run.err
+    assert run.err.count("\n") == 1 and not workdir.exists()
