@@ -140,6 +140,13 @@ def check_speculation(
             f"the verifier {verifier.rule.__name__} reads the draft's law and "
             f"{type(drafter).__name__} has none: use a verifier with needs_law=False"
         )
+    judges_chains = not (verifier.trees or (sampling.greedy and verifier.lossless))
+    if drafter.nodes(gamma) > gamma and judges_chains:
+        raise InputError(
+            f"{type(drafter).__name__} drafts trees and the verifier "
+            f"{verifier.rule.__name__} judges chains: use a verifier of trees, or "
+            "decode greedily"
+        )
     if draft_sampling is None:
         return sampling
     if not drafter.samples:

@@ -16,7 +16,8 @@ class Stats:
     Attributes:
         target_calls: ``int32[B]`` target passes while the row was unfinished.
         emitted: ``int32[B]`` tokens written, after the cut at EOS, stop or budget.
-        drafted: ``int32[B, G]`` tokens drafted at each depth.
+        drafted: ``int32[B, G]`` target calls for which a token was drafted at each
+            depth (in a tree: one or several).
         accepted: ``int32[B, G]`` of these, accepted; verdicts before the cut.
     """
 
@@ -31,20 +32,24 @@ class Trace:
     """Every target call of a decode, for pictures and debugging.
 
     Attributes:
-        tokens: ``int32[B, R, G]`` drafted ids of call r.
-        p: ``float32[B, R, G]`` their target probability.
-        q: ``float32[B, R, G]`` their draft probability (0 where unknown).
+        tokens: ``int32[B, R, N]`` drafted ids of call r.
+        p: ``float32[B, R, N]`` their target probability.
+        q: ``float32[B, R, N]`` their draft probability (0 where unknown).
         length: ``int32[B, R]`` how many were drafted.
         num_accepted: ``int32[B, R]`` how many stood.
         next_token: ``int32[B, R]`` the corrected or bonus token.
+        parents: ``int32[B, R, N + 1]`` of a tree; None: chains.
+        path: ``int32[B, R, G]`` nodes that stood, of a tree; None: chains.
     """
 
-    tokens: Int[Array, "B R G"]
-    p: Float[Array, "B R G"]
-    q: Float[Array, "B R G"]
+    tokens: Int[Array, "B R N"]
+    p: Float[Array, "B R N"]
+    q: Float[Array, "B R N"]
     length: Int[Array, "B R"]
     num_accepted: Int[Array, "B R"]
     next_token: Int[Array, "B R"]
+    parents: Int[Array, "B R M"] | None = None
+    path: Int[Array, "B R G"] | None = None
 
 
 @struct.dataclass

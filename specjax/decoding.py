@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
-from specjax import checks
+from specjax import checks, trees
 from specjax.commit import commit, record
 from specjax.decode_state import DecodeOutput, DecodeState, Stats, Trace
 from specjax.drafters.base import Committed, Drafter
@@ -234,7 +234,15 @@ def _autoregressive_loop(
 ) -> DecodeOutput:
     encoded = target.encode(inputs, mask)
     state = _init(
-        target, encoded, prefix, prefix_length, budget, max_length, 0, log_probs
+        target,
+        encoded,
+        prefix,
+        prefix_length,
+        budget,
+        max_length,
+        0,
+        max_length + 1,
+        log_probs,
     )
     sample_keys = _fold(keys, _SAMPLE)
 
@@ -280,8 +288,17 @@ def speculative_init(
     inside. Arguments are those of `speculative_generate`, all given.
     """
     encoded = target.encode(inputs, mask)
+    nodes = drafter.nodes(gamma)
     state = _init(
-        target, encoded, prefix, prefix_length, budget, max_length, gamma, log_probs
+        target,
+        encoded,
+        prefix,
+        prefix_length,
+        budget,
+        max_length,
+        gamma,
+        max_length + nodes + 1,  # the last block never runs off the end
+        log_probs,
     )
     batch, size = state.tokens.shape
     draft_state = drafter.init(
@@ -289,7 +306,7 @@ def speculative_init(
     )
     if trace:
         calls = (batch, max_length)  # each call of an unfinished row writes a token
-        block = calls + (gamma,)
+        block = calls + (nodes,)
         state = state.replace(
             trace=Trace(
                 tokens=jnp.zeros(block, jnp.int32),
@@ -298,6 +315,14 @@ def speculative_init(
                 length=jnp.zeros(calls, jnp.int32),
                 num_accepted=jnp.zeros(calls, jnp.int32),
                 next_token=jnp.zeros(calls, jnp.int32),
+                **(
+                    dict(
+                        parents=jnp.zeros(calls + (nodes + 1,), jnp.int32),
+                        path=jnp.zeros(calls + (gamma,), jnp.int32),
+                    )
+                    if nodes > gamma
+                    else {}
+                ),
             )
         )
     return encoded, state.replace(draft_state=draft_state)
@@ -329,11 +354,15 @@ def speculative_step(
         sampling=draft_sampling,
     )
     fed = jnp.concatenate([_last(state), block.tokens], axis=1)
-    output, cache = target.decode(fed, state.cache, encoded, taps=drafter.taps)
-    law = sampling.law(output.logits, _block_prefix(state, block))
+    base = state.cache.length
+    tree: dict[str, Any] = {} if block.parents is None else {"parents": block.parents}
+    output, cache = target.decode(fed, state.cache, encoded, taps=drafter.taps, **tree)
+    prefix = _block_prefix(state, block) if sampling.controls else None
+    law = sampling.law(output.logits, prefix)
     if law.ids is not None and verifier.lossless:
         # A greedy target: point masses turn every lossless rule into equality of ids.
-        verdict = jax.vmap(greedy_rule)(law.ids[..., 0], block)
+        rule = functools.partial(greedy_rule, gamma=gamma)
+        verdict = jax.vmap(rule)(law.ids[..., 0], block)
     else:
         scored = Scored(law=law, logits=output.logits)
         verdict = jax.vmap(verifier.rule, in_axes=(0, 0, 0, None))(
@@ -341,6 +370,11 @@ def speculative_step(
         )
     if state.trace is not None:
         state = state.replace(trace=record(state.trace, state, block, law, verdict))
+    features = output.features
+    if verdict.path is not None:
+        cache = target.keep(cache, base, verdict.path)
+        nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)))[..., None]
+        features = tuple(jnp.take_along_axis(x, nodes, axis=1) for x in features)
     state = state.replace(cache=cache, draft_state=draft_state)
     state = commit(
         state, block, verdict, output.logits, sampling.num_tokens, eos_id, stop
@@ -349,7 +383,7 @@ def speculative_step(
         tokens=state.tokens,
         length=state.length,
         num_accepted=verdict.num_accepted,
-        features=output.features,
+        features=features,
     )
     return state.replace(draft_state=drafter.commit(state.draft_state, committed))
 
@@ -362,10 +396,10 @@ def _init(
     budget: Array,
     max_length: int,
     gamma: int,
+    size: int,
     log_probs: bool,
 ) -> DecodeState:
     batch, given = prefix.shape
-    size = max_length + gamma + 1  # the last block never runs off the end
     cache = target.init_cache(batch, size)
     if given > 1:
         _, fed = target.decode(prefix, cache, encoded)
@@ -434,6 +468,11 @@ def _last(state: DecodeState) -> Array:
 
 def _block_prefix(state: DecodeState, block: DraftBlock) -> Prefix:
     """The prefix of each scored position, with the block written in tentatively."""
+    if block.parents is not None:
+        tokens, length = jax.vmap(trees.write_paths)(
+            state.tokens, state.length, block.tokens, block.parents
+        )
+        return Prefix(tokens=tokens, length=length)
     fed = jnp.arange(block.tokens.shape[1] + 1, dtype=jnp.int32)
     length = state.length[:, None] + fed[None]
     rows = jnp.arange(length.shape[0])[:, None]

@@ -77,7 +77,8 @@ class Sampling:
                     "sampling.controls read the prefix, and this drafter or caller "
                     "gives none: drop the controls or use another drafter"
                 )
-            by_position = jax.vmap(control, in_axes=(0, None, 0))
+            own = 0 if prefix.tokens.ndim == 3 else None
+            by_position = jax.vmap(control, in_axes=(0, own, 0))
             logits = jax.vmap(by_position)(logits, prefix.tokens, prefix.length)
         best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         if self.temperature is None:

@@ -59,18 +59,24 @@ class Law:
 
 @struct.dataclass
 class DraftBlock:
-    """What a drafter proposes: a chain of tokens and the laws they were drawn from.
+    """What a drafter proposes: tokens, and the laws that they were drawn from.
+
+    The last committed token counts as node 0, drafted token i (from 0) as node i + 1.
 
     Attributes:
-        tokens: ``int32[B, G]`` drafted ids.
+        tokens: ``int32[B, N]`` drafted ids; N = G for a chain.
         length: ``int32[B]`` how many of them are real; 0 is legal.
-        law: row i is the law that ``tokens[:, i]`` was really drawn from, given the
-            prefix and the drafted tokens before it; None: unknown.
+        law: row i is the law that the children of node i were really drawn from, given
+            the prefix and the path down to node i; in a chain that is the law of
+            ``tokens[:, i]``. None: unknown.
+        parents: ``int32[B, N + 1]`` of a tree (see `specjax.trees`), siblings in the
+            order in which they were drawn; None: a chain.
     """
 
-    tokens: Int[Array, "*B G"]
+    tokens: Int[Array, "*B N"]
     length: Int[Array, "*B"]
     law: Law | None = None
+    parents: Int[Array, "*B M"] | None = None
 
 
 @struct.dataclass
@@ -78,14 +84,15 @@ class Prefix:
     """What precedes each position that a law is asked for.
 
     Position t of row b follows ``tokens[b, :length[b, t]]``, with the drafted block
-    written in tentatively.
+    written in tentatively; in a tree each position has a path, and a buffer, of its
+    own.
 
     Attributes:
-        tokens: ``int32[B, L]`` the buffer.
+        tokens: ``int32[B, L]`` the buffer; ``int32[B, T, L]`` where a tree was drafted.
         length: ``int32[B, T]`` how many of its tokens precede position t.
     """
 
-    tokens: Int[Array, "B L"]
+    tokens: Int[Array, "B L"] | Int[Array, "B T L"]
     length: Int[Array, "B T"]
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
+from specjax import trees
 from specjax.errors import InputError
 from specjax.sampling import draw, residual
 from specjax.types import DraftBlock, Law, Noise
@@ -41,10 +42,13 @@ class VerifyOutput:
     Attributes:
         num_accepted: how many drafted tokens stand.
         next_token: the token that follows them (corrected or bonus).
+        path: nodes of the accepted tokens, from the top of the tree down; the first
+            `num_accepted` of gamma are valid. None: a chain's own order.
     """
 
     num_accepted: Int[Array, ""]
     next_token: Int[Array, ""]
+    path: Int[Array, " G"] | None = None
 
 
 Rule = Callable[[Noise, DraftBlock, Scored, Any], VerifyOutput]
@@ -58,6 +62,7 @@ class Verifier:
         rule: ``(noise, block, scored, params) -> VerifyOutput``, at module level.
         params: traced settings of the rule.
         needs_law: the rule reads the draft's laws.
+        trees: the rule takes trees of drafts; else chains alone.
         lossless: the emitted tokens follow the target's law exactly.
         noise: "step", or "position" for rules that share noise with the drafter.
     """
@@ -65,6 +70,7 @@ class Verifier:
     rule: Rule = struct.field(pytree_node=False)
     params: Any = None
     needs_law: bool = struct.field(pytree_node=False, default=True)
+    trees: bool = struct.field(pytree_node=False, default=False)
     lossless: bool = struct.field(pytree_node=False, default=True)
     noise: str = struct.field(pytree_node=False, default="step")
 
@@ -135,14 +141,20 @@ def block_rule(
     return VerifyOutput(num_accepted=num_accepted, next_token=draw(key, weights))
 
 
-def greedy_rule(best: Int[Array, " T"], block: DraftBlock) -> VerifyOutput:
+def greedy_rule(best: Int[Array, " T"], block: DraftBlock, gamma: int) -> VerifyOutput:
     """What every lossless rule becomes when the target's laws are point masses.
 
     Args:
         best: the target's id after each fed token.
-        block: the drafted tokens.
+        block: the drafted tokens, a chain or a tree.
+        gamma: the deepest draft.
     """
-    gamma = block.tokens.shape[0]
+    if block.parents is not None:
+        wanted = block.tokens == best[block.parents[1:]]
+        chosen = jnp.concatenate([jnp.zeros(1, bool), wanted & _real(block)])
+        path, length = trees.follow(block.parents, chosen, gamma)
+        at = jnp.where(length > 0, path[jnp.maximum(length - 1, 0)], 0)
+        return VerifyOutput(num_accepted=length, next_token=best[at], path=path)
     accepted = (block.tokens == best[:gamma]) & _real(block)
     num_accepted = jnp.sum(jnp.cumprod(accepted, dtype=jnp.int32))
     return VerifyOutput(num_accepted=num_accepted, next_token=best[num_accepted])

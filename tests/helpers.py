@@ -365,6 +365,9 @@ class ScriptDrafter:
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = False
 
+    def nodes(self, gamma):
+        return gamma
+
     def init(self, target, encoded, inputs, mask, prefix, length, size):
         return ScriptState(call=jnp.zeros(inputs.shape[0], jnp.int32))
 

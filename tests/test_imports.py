@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # What each module of specjax may import of specjax. A package stands for all its
 # modules; `models.base` is named apart from the rest of `models`.
-BASE = ("errors", "types")
+BASE = ("errors", "types", "trees")
 ARRAYS = (*BASE, "sampling")
 DRAFTING = (*ARRAYS, "models.base", "drafters")
 DECODING = (*DRAFTING, "verify", "checks", "decode_state", "commit", "decoding")
@@ -25,6 +25,7 @@ METRICS = (*DECODING, "theory", "metrics")
 ALLOWED = {
     "errors": (),
     "types": ("errors",),
+    "trees": (),
     "sampling": BASE,
     "verify": ARRAYS,
     "theory": (),

@@ -320,7 +320,7 @@ def test_every_test_has_its_own_uniform():
 )
 def test_greedy_rule(tokens, length, expected):
     block = DraftBlock(tokens=jnp.array(tokens, jnp.int32), length=jnp.int32(length))
-    verdict = greedy_rule(jnp.array([4, 5, 6, 7], jnp.int32), block)
+    verdict = greedy_rule(jnp.array([4, 5, 6, 7], jnp.int32), block, 3)
     assert (int(verdict.num_accepted), int(verdict.next_token)) == expected
 
 

@@ -170,6 +170,9 @@ class TwinDrafter:
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = True
 
+    def nodes(self, gamma):
+        return gamma
+
     def init(self, *args):
         return self.inner.init(*args)
 

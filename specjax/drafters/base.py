@@ -45,6 +45,13 @@ class Drafter(Protocol):
         """Target layers whose output `commit` wants; () for none."""
         ...
 
+    def nodes(self, gamma: int) -> int:
+        """N: drafted tokens of a block, none of them deeper than `gamma`.
+
+        More than `gamma`: the blocks are trees, and have `parents`.
+        """
+        ...
+
     @property
     def has_law(self) -> bool:
         """Whether blocks carry the law of their tokens."""

@@ -46,6 +46,10 @@ class ModelDrafter:
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = True
 
+    def nodes(self, gamma: int) -> int:
+        """A chain."""
+        return gamma
+
     def init(
         self,
         target: EncoderDecoder,

@@ -53,6 +53,10 @@ class NgramDrafter:
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = False
 
+    def nodes(self, gamma: int) -> int:
+        """A chain."""
+        return gamma
+
     def init(
         self,
         target: EncoderDecoder,

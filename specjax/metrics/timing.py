@@ -307,6 +307,9 @@ class _Replay:
     has_law: bool = struct.field(pytree_node=False, default=True)
     samples: bool = struct.field(pytree_node=False, default=True)
 
+    def nodes(self, gamma: int) -> int:
+        return gamma
+
     def init(self, *arguments: Any) -> Any:
         return None
 

@@ -82,6 +82,8 @@ class EncoderDecoder(Protocol):
         cache: Cache | None,
         encoded: Encoded,
         *,
+        parents: Int[Array, "B M"] | None = None,
+        start: int = 0,
         taps: tuple[int, ...] = (),
         dropout_key: Key[Array, ""] | None = None,
     ) -> tuple[DecoderOutput, Cache | None]:
@@ -90,5 +92,20 @@ class EncoderDecoder(Protocol):
         Token t of row b goes to slot ``cache.length[b] + t``; the returned cache has
         length + T. ``cache=None`` is teacher forcing: nothing is kept. `taps` are
         static layer numbers whose output is wanted (-1: after the final norm).
+
+        With `parents` the tokens are nodes ``start .. start + T - 1`` of a tree (see
+        `specjax.trees`) whose first `start` nodes earlier calls have fed, so that node
+        i takes slot ``base + i`` with ``base = cache.length - start``. It stands at
+        position ``base + depth(i)`` and sees the slots below `base`, its ancestors and
+        itself.
+        """
+        ...
+
+    def keep(
+        self, cache: Cache, base: Int[Array, " B"], path: Int[Array, "B G"]
+    ) -> Cache:
+        """Makes a path of a tree contiguous: slot base + path[j] goes to base + 1 + j.
+
+        The caller sets the length; slots past it need no sense.
         """
         ...

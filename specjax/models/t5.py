@@ -10,7 +10,6 @@ Raffel et al. 2020 (arXiv:1910.10683); Shazeer 2020 (arXiv:2002.05202) for gated
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import jax
@@ -22,11 +21,14 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.errors import InputError
 from specjax.models.base import Cache, DecoderOutput, Encoded
 from specjax.models.dense import dense
+from specjax.models.t5_bias import (
+    MASKED,
+    past_bias,
+    place,
+    present_bias,
+    relative_position_bucket,
+)
 from specjax.models.t5_config import T5Config
-
-# Added to scores of invisible keys. Finite, so that a row that sees nothing (a padding
-# row of a batch) stays free of NaN; exp underflows to exactly 0 beside any visible key.
-_MASKED = -1e9
 
 
 @struct.dataclass
@@ -35,43 +37,6 @@ class KeysValues:
 
     keys: Float[Array, "B H L K"]
     values: Float[Array, "B H L K"]
-
-
-def relative_position_bucket(
-    relative_position: np.ndarray,
-    *,
-    bidirectional: bool,
-    num_buckets: int = 32,
-    max_distance: int = 128,
-) -> np.ndarray:
-    """Bucket of ``key_position - query_position``.
-
-    Computed with NumPy on the host: the encoder's offsets 16, 32 and 64 sit exactly on
-    a boundary, where a device's logarithm that is off by one ulp flips the bucket.
-
-    Args:
-        relative_position: integers of any shape.
-        bidirectional: encoder (both directions) or decoder (the past only).
-        num_buckets: buckets in all.
-        max_distance: distance from which the last bucket is used.
-
-    Returns:
-        int32 buckets of the same shape.
-    """
-    relative_position = np.asarray(relative_position)
-    offset = np.zeros_like(relative_position)
-    if bidirectional:
-        num_buckets //= 2
-        offset = np.where(relative_position > 0, num_buckets, 0)
-        distance = np.abs(relative_position)
-    else:
-        distance = np.maximum(-relative_position, 0)
-    exact = num_buckets // 2
-    # The tiny summand keeps offsets that fall on a boundary in the upper bucket.
-    log_ratio = np.log(np.maximum(distance, 1) / exact + 1e-9)
-    large = exact + log_ratio / math.log(max_distance / exact) * (num_buckets - exact)
-    large = np.minimum(large.astype(np.int64), num_buckets - 1)
-    return (offset + np.where(distance < exact, distance, large)).astype(np.int32)
 
 
 def _normal(key: jax.Array, shape: tuple[int, ...], stddev: float) -> nnx.Param:
@@ -315,7 +280,7 @@ class T5(nnx.Module):
             num_buckets=config.num_buckets,
             max_distance=config.max_distance,
         )
-        invisible = jnp.where(mask, 0.0, _MASKED)[:, None, None, :]
+        invisible = jnp.where(mask, 0.0, MASKED)[:, None, None, :]
         x = dropout(self.embedding[...][inputs])
         bias = invisible
         for block in self.encoder:
@@ -351,6 +316,8 @@ class T5(nnx.Module):
         cache: Cache | None,
         encoded: Encoded,
         *,
+        parents: Int[Array, "B M"] | None = None,
+        start: int = 0,
         taps: tuple[int, ...] = (),
         dropout_key: Key[Array, ""] | None = None,
     ) -> tuple[DecoderOutput, Cache | None]:
@@ -361,6 +328,9 @@ class T5(nnx.Module):
             cache: memory of what was fed before; None: teacher forcing from an empty
                 memory, nothing is kept.
             encoded: from `encode`.
+            parents: the fed tokens are nodes `start` and on of a tree (see `trees`):
+                each sees the slots before the tree, its ancestors and itself.
+            start: static; nodes of the tree that earlier calls have fed.
             taps: static numbers of decoder layers whose output is returned; -1 is the
                 hidden state after the final norm.
             dropout_key: trains with dropout when given.
@@ -377,10 +347,11 @@ class T5(nnx.Module):
                 )
         dropout = Dropout(dropout_key, config.dropout_rate)
         batch, fed = tokens.shape
-        start = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
-        slots = start[:, None] + jnp.arange(fed, dtype=jnp.int32)[None]
+        length = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
+        where = place(length, fed, parents, start)
+        slots = length[:, None] + jnp.arange(fed, dtype=jnp.int32)[None]
         cross_memory = encoded.cross or self._cross(encoded)
-        invisible = jnp.where(encoded.mask, 0.0, _MASKED)[:, None, None, :]
+        invisible = jnp.where(encoded.mask, 0.0, MASKED)[:, None, None, :]
 
         x = dropout(self.embedding[...][tokens])
         past = present = jnp.zeros(())
@@ -388,10 +359,10 @@ class T5(nnx.Module):
         for i, block in enumerate(self.decoder):
             if block.attention.bias is not None:
                 table = block.attention.bias[...].astype(jnp.float32)
-                present = self._causal_bias(table, fed)
+                present = present_bias(table, where, config.max_distance)
                 if cache is not None:
                     size = cache.memory[0].keys.shape[2]
-                    past = self._past_bias(table, slots, start, size)
+                    past = past_bias(table, where, size, config.max_distance)
             queries, memory = block.attention.project(x, config.num_heads)
             visible = [(memory, present)]
             if cache is not None:
@@ -420,33 +391,25 @@ class T5(nnx.Module):
         )
         if cache is None:
             return output, None
-        return output, Cache(memory=tuple(new_memory), length=start + fed)
+        return output, Cache(memory=tuple(new_memory), length=length + fed)
 
-    def _causal_bias(self, table: jax.Array, fed: int) -> jax.Array:
-        """``[1, H, T, T]`` bias between the tokens fed in one call."""
-        place = np.arange(fed)
-        distance = place[:, None] - place[None, :]
-        bias = table[self._decoder_buckets(-distance)].transpose(2, 0, 1)
-        return jnp.where(distance[None] < 0, _MASKED, bias)[None]
+    def keep(
+        self, cache: Cache, base: Int[Array, " B"], path: Int[Array, "B G"]
+    ) -> Cache:
+        """Moves a tree's accepted path together: see `models.base`."""
+        places = base[:, None] + path
+        targets = base[:, None] + 1 + jnp.arange(path.shape[1], dtype=jnp.int32)[None]
 
-    def _past_bias(
-        self, table: jax.Array, slots: jax.Array, start: jax.Array, size: int
-    ) -> jax.Array:
-        """``[B, H, T, L]`` bias towards cached slots, stale from `start` on."""
-        place = jnp.arange(size, dtype=jnp.int32)[None, None]
-        by_distance = table[self._decoder_buckets(-np.arange(size))].T  # [H, L]
-        distance = jnp.clip(slots[:, :, None] - place, 0, size - 1)
-        bias = jnp.moveaxis(by_distance[:, distance], 0, 1)
-        stale = place[None] >= start[:, None, None, None]
-        return jnp.where(stale, _MASKED, bias)
+        def move(memory: KeysValues) -> KeysValues:
+            taken = jax.tree.map(
+                lambda x: jnp.take_along_axis(
+                    x, places[:, None, :, None], axis=2, mode="clip"
+                ),
+                memory,
+            )
+            return _write(memory, taken, targets)
 
-    def _decoder_buckets(self, relative_position: np.ndarray) -> np.ndarray:
-        return relative_position_bucket(
-            relative_position,
-            bidirectional=False,
-            num_buckets=self.config.num_buckets,
-            max_distance=self.config.max_distance,
-        )
+        return cache.replace(memory=tuple(move(memory) for memory in cache.memory))
 
     def _logits(self, hidden: jax.Array) -> jax.Array:
         weight = self.embedding if self.head is None else self.head

@@ -60,6 +60,9 @@ class Scripted:
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = False
 
+    def nodes(self, gamma):
+        return gamma
+
     def init(self, target, encoded, inputs, mask, prefix, length, size):
         return ()
 

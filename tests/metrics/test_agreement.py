@@ -45,6 +45,9 @@ class Echo:
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = True
 
+    def nodes(self, gamma):
+        return gamma
+
     def init(self, target, encoded, inputs, mask, prefix, length, size):
         batch = inputs.shape[0]
         return jnp.zeros((batch, VOCABULARY)), jnp.zeros(batch, jnp.int32)
