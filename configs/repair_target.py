@@ -16,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(
         dict(
             seed=0,
-            init="mimetic",  # or "random", or the directory of a trained model
+            init="mimetic",  # dictionary, random, or the directory of a trained model
             label_smoothing=0.0,
             log_every=20,
             evaluate_every=200,

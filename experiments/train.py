@@ -20,7 +20,7 @@ from experiments import command
 from specjax import checkpoints, errors
 from specjax.data import batches, pairs, tokenizer
 from specjax.models import t5, t5_config, t5_weights
-from specjax.training import init, step
+from specjax.training import alignment, init, step
 
 # What a resumed run may change without becoming another run.
 _FREE_SETTINGS = ("log_every", "evaluate_every", "checkpoint_every", "keep", "export")
@@ -47,17 +47,29 @@ def optimizer_config(config: ml_collections.ConfigDict) -> step.OptimizerConfig:
     return step.OptimizerConfig(**config.optimizer)
 
 
-def initial_state(config: ml_collections.ConfigDict) -> step.TrainState:
+def initial_state(
+    config: ml_collections.ConfigDict, examples: Sequence[Example]
+) -> step.TrainState:
     """The state before the first step, as ``config.init`` says.
 
+    Args:
+        config: see `configs/repair_target.py`.
+        examples: the training examples, which "dictionary" reads.
+
     Raises:
-        errors.InputError: ``config.init`` is neither "mimetic", "random" nor the
-            directory of a model of the shape ``config.model``.
+        errors.InputError: ``config.init`` is neither "mimetic", "dictionary", "random"
+            nor the directory of a model of the shape ``config.model``.
     """
     model_key, run_key = jax.random.split(jax.random.key(config.seed))
     shape = model_config(config)
     if config.init == "mimetic":
         model = init.mimetic_init(_random_model(shape, model_key))
+    elif config.init == "dictionary":
+        model = init.dictionary_init(
+            _random_model(shape, model_key),
+            alignment.align(examples, shape.vocab_size),
+            jax.random.fold_in(model_key, 1),
+        )
     elif config.init == "random":
         model = _random_model(shape, model_key)
     elif pathlib.Path(config.init).is_dir():
@@ -71,8 +83,8 @@ def initial_state(config: ml_collections.ConfigDict) -> step.TrainState:
         model.config = shape
     else:
         raise errors.InputError(
-            f"config.init is {config.init!r}: it must be 'mimetic', 'random' or the "
-            "directory of a trained model"
+            f"config.init is {config.init!r}: it must be 'mimetic', 'dictionary', "
+            "'random' or the directory of a trained model"
         )
     return step.init_state(model, optimizer_config(config), run_key)
 
@@ -102,8 +114,9 @@ def train(
     """
     workdir.mkdir(parents=True, exist_ok=True)
     settings, optimizer = config.to_dict(), optimizer_config(config)
-    state = _resume(config, workdir, show)
+    restored = _restore(config, workdir, show)
     data = _load_data(config, show)
+    state = initial_state(config, data.train) if restored is None else restored
     command.write_json(workdir / "manifest.json", command.manifest(config))
     metrics_path = workdir / "train.jsonl"
     _drop_after(metrics_path, int(state.step))
@@ -195,7 +208,7 @@ def export_newest(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> i
     Raises:
         errors.InputError: there is no checkpoint.
     """
-    restored = checkpoints.restore(workdir / "checkpoints", initial_state(config))
+    restored = checkpoints.restore(workdir / "checkpoints", _template(config))
     if restored is None:
         raise errors.InputError(f"no checkpoint in {workdir / 'checkpoints'}")
     export(config, restored.state.model, workdir)
@@ -252,15 +265,21 @@ def _to_device(batch: batches.Batch) -> step.Batch:
     )
 
 
-def _resume(
+def _template(config: ml_collections.ConfigDict) -> step.TrainState:
+    """A state of the run's structure, for a checkpoint to fill."""
+    shape = model_config(config)
+    model = _random_model(shape, jax.random.key(0))
+    return step.init_state(model, optimizer_config(config), jax.random.key(0))
+
+
+def _restore(
     config: ml_collections.ConfigDict,
     workdir: pathlib.Path,
     show: Callable[[str], None],
-) -> step.TrainState:
-    state = initial_state(config)
-    restored = checkpoints.restore(workdir / "checkpoints", state)
+) -> step.TrainState | None:
+    restored = checkpoints.restore(workdir / "checkpoints", _template(config))
     if restored is None:
-        return state
+        return None
     # By way of JSON: tuples come back as lists.
     now = json.loads(json.dumps(config.to_dict()))
     for name in sorted(now.keys() | restored.config.keys()):

@@ -12,9 +12,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Key
 
 from specjax import errors
 from specjax.models import t5
+from specjax.training import alignment
 
 # Scale of the queries: 1.5 |k|^2 / sqrt(d_kv) puts a token's like far above the rest.
 _SHARPNESS = 1.5
@@ -95,3 +97,53 @@ def mimetic_init(model: t5.T5) -> t5.T5:
     if model.head is not None:
         model.head[...] = model.embedding[...] * config.d_model**-0.5
     return model
+
+
+def dictionary_init(
+    model: t5.T5, links: alignment.Links, key: Key[Array, ""], own: float = 0.5
+) -> t5.T5:
+    """`mimetic_init`, and target pieces that start like the pieces they translate.
+
+    Looking for one's like helps where a text is rewritten; between two languages a
+    piece's like has another name. The embedding of a target piece starts as the mean of
+    its source pieces', weighted by how often each is behind it; a piece of both
+    languages is in between. The untied head, which only ever writes targets, starts
+    from the translated part alone.
+
+    Args:
+        model: a freshly initialised T5 of at least four heads.
+        links: from `alignment.align`, of the training pairs.
+        key: for what is the target pieces' own.
+        own: size of that part beside the translated one, which keeps apart pieces that
+            translate the same.
+
+    Raises:
+        errors.InputError: as `mimetic_init`.
+    """
+    model = mimetic_init(model)
+    plain = np.asarray(model.embedding[...], np.float64)
+    noise = np.asarray(jax.random.normal(key, plain.shape), np.float64)
+    translated = np.zeros_like(plain)
+    known = links.source >= 0
+    np.add.at(
+        translated,
+        links.target[known],
+        links.count[known, None] * plain[links.source[known]],
+    )
+    written = np.linalg.norm(translated, axis=1, keepdims=True) > 0
+    translated = np.where(written, _unit(_unit(translated) + own * _unit(noise)), 0.0)
+    uses = links.source_count + links.target_count
+    share = (links.target_count / np.maximum(uses, 1))[:, None]
+    mixed = (1 - share) * _unit(plain) + share * translated
+    size = np.linalg.norm(plain, axis=1, keepdims=True)
+    mixed = np.where(uses[:, None] > 0, size * _unit(mixed), plain)
+    model.embedding[...] = jnp.asarray(mixed, model.dtype)
+    if model.head is not None:
+        rows = size * translated * plain.shape[1] ** -0.5
+        model.head[...] = jnp.asarray(rows, model.dtype)
+    return model
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    size = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(size > 0, size, 1.0)

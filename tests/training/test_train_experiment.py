@@ -105,7 +105,7 @@ def test_from_data_to_export(folder, tmp_path):
 
     # A start from an exported model.
     config.init = str(tmp_path / "export")
-    start = train.initial_state(config)
+    start = train.initial_state(config, [])
     np.testing.assert_array_equal(start.model.embedding[...], exported.embedding[...])
     assert start.model.config.dropout_rate == 0.1
 
@@ -137,7 +137,7 @@ def test_a_killed_run_resumes_bit_for_bit(folder, tmp_path):
 
 def test_another_run_in_the_folder_is_refused(folder, tmp_path):
     config = tiny_config(folder)
-    state = train.initial_state(config)
+    state = train.initial_state(config, [])
     checkpoints.save(tmp_path / "checkpoints", 1, state, config.to_dict())
     config.seed = 5
     with pytest.raises(errors.InputError, match=r"config.seed = 0, not 5"):
@@ -162,11 +162,28 @@ def test_a_cut_target_has_no_end(folder, tmp_path):
     assert whole == [*cut, 1] and 1 not in cut
 
 
+def test_dictionary_reads_the_training_pairs(folder):
+    """A piece of the targets alone starts away from where it starts without pairs."""
+    config = tiny_config(folder)
+    examples = train._load_data(config, print).train
+    without = train.initial_state(config, examples).model.embedding[...]
+    config.init = "dictionary"
+    start = train.initial_state(config, examples).model
+    moved = np.abs(np.asarray(start.embedding[...] - without)).max(axis=1) > 0.1
+    sources, targets = (set().union(*side) for side in zip(*examples, strict=True))
+    assert moved[list(targets - sources)].all() and targets - sources
+    unseen = list(set(range(205)) - sources - targets)
+    assert not moved[unseen].any()
+    # What a checkpoint is restored into needs no data.
+    template = train._template(config).model
+    assert jax.tree.structure(template) == jax.tree.structure(start)
+
+
 def test_bad_settings_are_named(folder):
     config = tiny_config(folder)
     config.init = "mimetik"
     with pytest.raises(errors.InputError, match="'mimetik'"):
-        train.initial_state(config)
+        train.initial_state(config, [])
     config = tiny_config(folder)
     config.model.vocab_size = 100
     with pytest.raises(errors.InputError, match="has 205 ids"):
