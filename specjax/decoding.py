@@ -371,6 +371,7 @@ def speculative_step(
     if state.trace is not None:
         state = state.replace(trace=record(state.trace, state, block, law, verdict))
     features = output.features
+    assert cache is not None  # only teacher forcing keeps nothing
     if verdict.path is not None:
         cache = target.keep(cache, base, verdict.path)
         nodes = jnp.pad(verdict.path, ((0, 0), (1, 0)))[..., None]

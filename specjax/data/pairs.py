@@ -77,7 +77,8 @@ def _from_columns(line: str, place: str) -> Pair:
         raise errors.InputError(
             f"{place} has {len(columns)} tab-separated columns; 2 are needed"
         )
-    return Pair(*columns)
+    source, target = columns
+    return Pair(source, target)
 
 
 def _from_json(line: str, place: str, source_key: str, target_key: str) -> Pair:

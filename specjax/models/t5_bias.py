@@ -59,24 +59,33 @@ def relative_position_bucket(
 
 
 @struct.dataclass
+class Above:
+    """What the fed nodes of a tree see of its nodes so far.
+
+    Attributes:
+        seen: ``bool[B, T, start + T]`` ancestors, and the node itself.
+        steps: ``int32[B, T, start + T]`` how far up they are.
+        start: static; nodes that earlier calls have fed, in slots from the base on.
+    """
+
+    seen: Bool[Array, "B T N"]
+    steps: Int[Array, "B T N"]
+    start: int = struct.field(pytree_node=False)
+
+
+@struct.dataclass
 class Fed:
     """Where the tokens of one decoder call stand.
 
     Attributes:
         position: ``int32[B, T]`` tokens before each, on its own path.
         base: ``int32[B]`` slots below are visible to all.
-        start: static; nodes of the tree that earlier calls have fed, in slots from
-            `base` on.
-        ancestors: ``bool[B, T, start + T]`` of the nodes fed so far, those that each
-            sees; None: a chain.
-        distance: ``int32[B, T, start + T]`` steps up to them.
+        above: within the tree; None: a chain.
     """
 
     position: Int[Array, "B T"]
     base: Int[Array, " B"]
-    ancestors: Bool[Array, "B T N"] | None = None
-    distance: Int[Array, "B T N"] | None = None
-    start: int = struct.field(pytree_node=False, default=0)
+    above: Above | None = None
 
 
 def place(
@@ -100,13 +109,9 @@ def place(
     seen = jax.vmap(trees.ancestors)(parents)[:, start : start + fed, : start + fed]
     depth = jax.vmap(trees.depths)(parents)
     own = depth[:, start : start + fed]
-    return Fed(
-        position=base[:, None] + own,
-        base=base,
-        ancestors=seen,
-        distance=jnp.maximum(own[:, :, None] - depth[:, None, : start + fed], 0),
-        start=start,
-    )
+    steps = jnp.maximum(own[:, :, None] - depth[:, None, : start + fed], 0)
+    above = Above(seen=seen, steps=steps, start=start)
+    return Fed(position=base[:, None] + own, base=base, above=above)
 
 
 def past_bias(
@@ -117,15 +122,16 @@ def past_bias(
     by_distance = _by_distance(table, size, max_distance)
     distance = fed.position[:, :, None] - place
     visible = place < fed.base[:, None, None]
-    if fed.ancestors is not None and fed.start:
+    above = fed.above
+    if above is not None and above.start:
         node = place - fed.base[:, None, None]
-        inside = (node >= 0) & (node < fed.start)
+        inside = (node >= 0) & (node < above.start)
         index = jnp.broadcast_to(
-            jnp.clip(node, 0, fed.start - 1), inside.shape[:1] + distance.shape[1:]
+            jnp.clip(node, 0, above.start - 1), inside.shape[:1] + distance.shape[1:]
         )
-        above = jnp.take_along_axis(fed.ancestors, index, axis=2)
-        steps = jnp.take_along_axis(fed.distance, index, axis=2)
-        visible = visible | (inside & above)
+        seen = jnp.take_along_axis(above.seen, index, axis=2)
+        steps = jnp.take_along_axis(above.steps, index, axis=2)
+        visible = visible | (inside & seen)
         distance = jnp.where(inside, steps, distance)
     bias = jnp.moveaxis(by_distance[:, jnp.clip(distance, 0, size - 1)], 0, 1)
     return jnp.where(visible[:, None], bias, MASKED)
@@ -135,17 +141,16 @@ def present_bias(
     table: Float[Array, "buckets H"], fed: Fed, max_distance: int
 ) -> Float[Array, "#B H T T"]:
     """Bias between the tokens that are fed in one call."""
-    count = fed.position.shape[1]
-    if fed.ancestors is None:
+    count, above = fed.position.shape[1], fed.above
+    if above is None:
         place = np.arange(count)
         distance = place[:, None] - place[None, :]
         buckets = _decoder_buckets(table, -distance, max_distance)
         bias = table[buckets].transpose(2, 0, 1)
         return jnp.where(distance[None] < 0, MASKED, bias)[None]
-    by_distance = _by_distance(table, fed.start + count, max_distance)
-    steps = fed.distance[:, :, fed.start :]
-    bias = jnp.moveaxis(by_distance[:, steps], 0, 1)
-    return jnp.where(fed.ancestors[:, None, :, fed.start :], bias, MASKED)
+    by_distance = _by_distance(table, above.start + count, max_distance)
+    bias = jnp.moveaxis(by_distance[:, above.steps[:, :, above.start :]], 0, 1)
+    return jnp.where(above.seen[:, None, :, above.start :], bias, MASKED)
 
 
 def _by_distance(table: jax.Array, size: int, max_distance: int) -> jax.Array:

@@ -100,7 +100,7 @@ def mimetic_init(model: t5.T5) -> t5.T5:
 
 
 def dictionary_init(
-    model: t5.T5, links: alignment.Links, key: Key[Array, ""], own: float = 0.5
+    model: t5.T5, links: alignment.Links, key: Key[Array, ""], own: float = 0.35
 ) -> t5.T5:
     """`mimetic_init`, and target pieces that start like the pieces they translate.
 
