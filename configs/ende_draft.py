@@ -3,19 +3,21 @@
     python -m experiments.train --config=configs/ende_draft.py \
         --config.data.folder=DATA --config.data.train=FILE --workdir=DIR
 
-FILE is a JSONL of `source` and `target` whose targets the target model has written.
+FILE is a JSONL of `source` and `target` whose targets the target model has written
+(`configs/ende_generate.py`).
 Expected: DIR/export, a Hugging Face directory.
 """
 
 import ml_collections
 
-from configs import ende_target, repair_draft
+from configs import ende_short, repair_draft
 
 
 def get_config() -> ml_collections.ConfigDict:
     """The settings of `experiments.train`."""
-    config = ende_target.get_config()
+    config = ende_short.get_config()
     config.model.update(repair_draft.get_config().model)
-    config.model.update(vocab_size=8000, dropout_rate=0.1)
-    config.label_smoothing = 0.0
+    config.model.update(vocab_size=8000)
+    config.optimizer.update(learning_rate=3e-3, steps=2000, decay_steps=1200)
+    config.data.update(max_tokens=96, validation_rows=500)
     return config

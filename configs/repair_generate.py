@@ -16,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(
         dict(
             target=dict(checkpoint=""),
-            input="",  # JSONL with a field "source", or a two-column TSV
+            input="",  # JSONL with "source" and "target", or a two-column TSV
             limit=0,  # decode only so many lines; 0: all
             # Greedy where the temperature is None.
             sampling=dict(

@@ -154,8 +154,17 @@ def dead_from(
         role: target or draft, for the message.
 
     Raises:
-        InputError: the tokenizer knows ids that the model has no row for.
+        InputError: the tokenizer knows ids that the model has no row for, or they
+            disagree about padding, which also starts a text, or its end.
     """
+    config = model.config
+    for name in ("pad_id", "eos_id"):
+        ours, theirs = getattr(config, name), getattr(tokenizer, name)
+        if ours != theirs:
+            raise errors.InputError(
+                f"the {role}'s config has {name} {ours} and its tokenizer {theirs}: "
+                "they do not belong together"
+            )
     known, rows = tokenizer.vocab_size, model.vocab_size
     if known > rows:
         raise errors.InputError(
@@ -225,15 +234,22 @@ def parse_gamma(value: Any) -> int | None:
     return value
 
 
-def positive(config: ml_collections.ConfigDict, *names: str) -> None:
+def positive(config: ml_collections.ConfigDict, *names: str, path: str = "") -> None:
     """Refuses settings that must be whole numbers above 0.
+
+    Args:
+        config: the settings.
+        *names: those to look at.
+        path: of `config` within the whole.
 
     Raises:
         InputError: naming the first that is not.
     """
     for name in names:
         if config[name] < 1:
-            raise errors.InputError(f"config.{name} is {config[name]}: at least 1")
+            raise errors.InputError(
+                f"config.{path}{name} is {config[name]}: at least 1"
+            )
 
 
 def check_max_length(config: ml_collections.ConfigDict) -> None:
@@ -259,18 +275,53 @@ def check_limit(config: ml_collections.ConfigDict) -> None:
         raise errors.InputError(f"config.limit is {config.limit}: at least 0 (all)")
 
 
-def buckets(config: ml_collections.ConfigDict) -> tuple[int, ...]:
+def buckets(config: ml_collections.ConfigDict, path: str = "") -> tuple[int, ...]:
     """The source lengths that are padded to.
+
+    Args:
+        config: the settings.
+        path: of `config` within the whole.
 
     Raises:
         InputError: they are no increasing whole numbers.
     """
     if not all(isinstance(bucket, int) for bucket in config.buckets):
         raise errors.InputError(
-            f"config.buckets is {tuple(config.buckets)}: increasing whole numbers, "
-            "for example 32,64"
+            f"config.{path}buckets is {tuple(config.buckets)}: increasing whole "
+            "numbers, for example 32,64"
         )
     return batches.check_buckets(config.buckets)
+
+
+def input_file(name: str) -> pathlib.Path:
+    """The file that ``--input`` or ``config.input`` names.
+
+    Raises:
+        InputError: none is named, or no such file.
+    """
+    if not name:
+        raise errors.InputError("--input is missing: name the file to read")
+    path = pathlib.Path(name).expanduser()
+    if not path.is_file():
+        raise errors.InputError(f"--input={path}: no such file")
+    return path
+
+
+def check_lengths(
+    rows: list[list[int]], buckets: tuple[int, ...], path: pathlib.Path
+) -> None:
+    """Names the first line that no bucket holds.
+
+    Raises:
+        InputError: there is one.
+    """
+    longest = max(buckets)
+    for number, row in enumerate(rows, start=1):
+        if len(row) > longest:
+            raise errors.InputError(
+                f"--input={path}, line {number} has {len(row)} tokens; the longest of "
+                f"config.buckets is {longest}: shorten the line or add a bucket"
+            )
 
 
 def row_keys(seed: int, rows: int) -> jax.Array:

@@ -365,19 +365,6 @@ def _timed(function: Callable[[], DecodeOutput]) -> tuple[DecodeOutput, float]:
     return output, time.perf_counter() - start
 
 
-def best_gamma(survival: list[float], costs: dict[int, metrics.Costs]) -> int:
-    """The best draft length by measured figures; 0: plain decoding."""
-    if not survival:
-        return 0
-    known = sorted(costs)
-    gammas = range(1, len(survival) + 1)
-    return theory.best_gamma_from_survival(
-        survival,
-        list(np.interp(gammas, known, [costs[g].cost_ratio for g in known])),
-        list(np.interp(gammas, known, [costs[g].verify_ratio for g in known])),
-    )
-
-
 def _record(
     setup: Setup, mode: Mode, plain: DecodeOutput, fast: DecodeOutput, slot: int
 ) -> dict[str, Any]:

@@ -39,14 +39,14 @@ def main(
     build.positive(config, "batch_size", "repeats")
     build.check_max_length(config)
     buckets = build.buckets(config)
-    path = pathlib.Path(values.input or config.input).expanduser()
+    path = build.input_file(values.input or config.input)
     lines = read_lines(path)
     gamma = build.parse_gamma(config.gamma)
     verifier = build.named(build.VERIFIERS, config.verifier, "verifier")
     pair = build.build_pair(config)
     modes = build_modes(config, pair.num_tokens, gamma)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
-    check_lengths(rows, buckets, path)
+    build.check_lengths(rows, buckets, path)
     parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
     setup = compare.Setup(pair, verifier, config.max_length)
@@ -103,8 +103,7 @@ def main(
     console.print(table.summary_table(results))
     for mode in modes:
         result = results[mode.name]
-        best = compare.best_gamma(result["survival"], costs[mode.name])
-        warning = table.verdict(mode.name, result, mode.gamma, best)
+        warning = table.verdict(mode.name, result, mode.gamma)
         if warning:
             console.print(f"[bold red]{warning}")
     if pair.num_tokens is not None:
@@ -147,10 +146,8 @@ def read_lines(path: pathlib.Path) -> list[str]:
     """The lines of a text file.
 
     Raises:
-        InputError: no such file, not UTF-8, no line, or an empty line.
+        InputError: not UTF-8, no line, or an empty line.
     """
-    if not path.is_file():
-        raise errors.InputError(f"--input={path}: no such file")
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -164,23 +161,6 @@ def read_lines(path: pathlib.Path) -> list[str]:
         if not line.strip():
             raise errors.InputError(f"--input={path}, line {number} is empty")
     return lines
-
-
-def check_lengths(
-    rows: list[list[int]], buckets: tuple[int, ...], path: pathlib.Path
-) -> None:
-    """Names the first line that no bucket holds.
-
-    Raises:
-        InputError: there is one.
-    """
-    longest = max(buckets)
-    for number, row in enumerate(rows, start=1):
-        if len(row) > longest:
-            raise errors.InputError(
-                f"--input={path}, line {number} has {len(row)} tokens; the longest of "
-                f"config.buckets is {longest}: shorten the line or add a bucket"
-            )
 
 
 def _lines_like(

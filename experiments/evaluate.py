@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import ml_collections
@@ -21,7 +22,7 @@ from absl import flags
 
 from configs import repair_evaluate
 from experiments import baseline, build, command
-from specjax import metrics
+from specjax import errors, metrics
 from specjax.data import batches, pairs
 from specjax.data import tokenizer as tokenizers
 from specjax.decoding import DecodeOutput
@@ -39,7 +40,9 @@ def main(
     build.check_limit(config)
     buckets = build.buckets(config)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
-    examples = pairs.load_pairs(values.input or config.input)[: config.limit or None]
+    scorers()
+    path = build.input_file(values.input or config.input)
+    examples = pairs.load_pairs(path)[: config.limit or None]
     models = {}
     for role in ("target", "draft"):
         if role == "target" or config[role].checkpoint:
@@ -50,19 +53,22 @@ def main(
                 tokenizers.load_tokenizer(folder),
             )
     target, tokenizer = models["target"]
-    num_tokens = build.dead_from(tokenizer, target)
+    num_tokens = {
+        role: build.dead_from(own, model, role) for role, (model, own) in models.items()
+    }
     if "draft" in models:
         tokenizers.check_same_tokenizer(tokenizer, models["draft"][1])
     rows = [tokenizer.encode(pair.source) for pair in examples]
+    build.check_lengths(rows, buckets, path)
     parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
     references = [pair.target for pair in examples]
 
     workdir.mkdir(parents=True, exist_ok=True)
-    greedy = Sampling(temperature=None, num_tokens=num_tokens)
     result: dict[str, dict[str, float]] = {}
     texts: dict[str, list[str]] = {}
     for role, (model, _) in models.items():
+        greedy = Sampling(temperature=None, num_tokens=num_tokens[role])
         outputs = [
             baseline.decode(model, part, keys, greedy, config.max_length)
             for part in parts
@@ -72,7 +78,7 @@ def main(
         result[role] = text_scores(texts[role], references)
         if role == "target" and "draft" in models:
             result["alpha"] = {"greedy": _alpha(models, parts, outputs, greedy)}
-            sampling = Sampling(num_tokens=num_tokens)
+            sampling = Sampling(num_tokens=num_tokens[role])
             sampled = [
                 baseline.decode(target, part, keys, sampling, config.max_length)
                 for part in parts
@@ -90,6 +96,23 @@ def main(
     print(json.dumps(result, indent=2))
 
 
+def scorers() -> tuple[Any, Any]:
+    """The modules sacrebleu and rapidfuzz.distance.
+
+    Raises:
+        InputError: they are not installed.
+    """
+    try:
+        import sacrebleu
+        from rapidfuzz import distance
+    except ImportError as error:
+        raise errors.InputError(
+            f"{error.name} is not installed: pip install 'specjax[data]' brings what "
+            "this command scores with"
+        ) from error
+    return sacrebleu, distance
+
+
 def text_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Exact match and character error rate as shares, BLEU and chrF as usual.
 
@@ -97,11 +120,9 @@ def text_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, 
         outputs: what a model wrote.
         references: what it should have written, as many.
     """
-    import sacrebleu
-    from rapidfuzz.distance import Levenshtein
-
+    sacrebleu, distance = scorers()
     edits = [
-        Levenshtein.distance(output, reference)
+        distance.Levenshtein.distance(output, reference)
         for output, reference in zip(outputs, references, strict=True)
     ]
     return {

@@ -11,6 +11,7 @@ was cut at ``config.max_length`` has `"finished": false`, and trains no end of s
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -39,22 +40,24 @@ def main(
     buckets = build.buckets(config)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
     folder = build.checkpoint_folder(config.target.checkpoint, "target.checkpoint")
-    sources = [pair.source for pair in pairs.load_pairs(values.input or config.input)]
+    given = build.input_file(values.input or config.input)
+    sources = [pair.source for pair in pairs.load_pairs(given)]
     sources = sources[: config.limit or None]
     tokenizer = tokenizers.load_tokenizer(folder)
     model = t5_weights.load_t5(folder, dtype)
     sampling = build_sampling(config, build.dead_from(tokenizer, model))
     rows = [tokenizer.encode(source) for source in sources]
-    for number, row in enumerate(rows, start=1):
-        batches.bucket_length(len(row), buckets, number - 1)
+    build.check_lengths(rows, buckets, given)
     keys = build.row_keys(config.seed, len(rows))
 
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / "generated.jsonl"
-    start = lines_written(path, sources)
-    manifest = command.manifest(config, input=str(values.input or config.input))
+    start, whole = lines_written(path, sources)
+    manifest = command.manifest(config, input=str(given))
     if start:
         check_same_run(workdir / "manifest.json", manifest)
+    if path.exists():
+        os.truncate(path, whole)
     command.write_json(workdir / "manifest.json", manifest)
     columns = (progress.BarColumn(), progress.MofNCompleteColumn())
     with (
@@ -100,14 +103,14 @@ def build_sampling(
     return Sampling(temperature=None, num_tokens=num_tokens)
 
 
-def lines_written(path: pathlib.Path, sources: list[str]) -> int:
-    """How many lines an earlier run left; a half-written last line is cut off.
+def lines_written(path: pathlib.Path, sources: list[str]) -> tuple[int, int]:
+    """How many whole lines an earlier run left, and how many bytes they are.
 
     Raises:
         InputError: the lines there are not of these sources.
     """
     if not path.exists():
-        return 0
+        return 0, 0
     whole = path.read_bytes()
     whole = whole[: whole.rfind(b"\n") + 1]
     lines = whole.decode("utf-8", "replace").split("\n")[:-1]
@@ -121,8 +124,7 @@ def lines_written(path: pathlib.Path, sources: list[str]) -> int:
             f"{path} has {len(lines)} lines and the input {len(sources)}: use another "
             "--workdir"
         )
-    path.write_bytes(whole)
-    return len(lines)
+    return len(lines), len(whole)
 
 
 def check_same_run(path: pathlib.Path, manifest: dict[str, Any]) -> None:

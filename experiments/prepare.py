@@ -16,7 +16,8 @@ from typing import Any
 import ml_collections
 from absl import flags
 
-from experiments import command
+from configs import ende_data, repair_data
+from experiments import build, command
 from specjax import errors
 from specjax.data import debian, debian_lists, pairs, repair, tokenizer
 
@@ -63,6 +64,7 @@ def _ende(config: ml_collections.ConfigDict, lists: pathlib.Path) -> Splits:
 
 
 TASKS = {"repair": _repair, "ende": _ende}
+CONFIGS = {"repair": repair_data, "ende": ende_data}
 
 
 def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> dict[str, Any]:
@@ -79,10 +81,13 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> dict[st
     Raises:
         InputError: a setting is wrong or the corpus cannot be had.
     """
-    if config.task not in TASKS:
+    if config.get("task") not in TASKS:
         raise errors.InputError(
-            f"config.task is {config.task!r}; known are {', '.join(sorted(TASKS))}"
+            f"config.task is {config.get('task')!r}; known are "
+            f"{', '.join(sorted(TASKS))}"
         )
+    build.check_settings(config, CONFIGS[config.task].get_config())
+    build.row_keys(config.seed, 1)
     workdir.mkdir(parents=True, exist_ok=True)
     lists = pathlib.Path(config.lists) if config.lists else workdir / "lists"
     splits = TASKS[config.task](config, lists)

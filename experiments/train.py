@@ -16,11 +16,17 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from experiments import command
+from configs import repair_target
+from experiments import build, command
 from specjax import checkpoints, errors
 from specjax.data import batches, pairs, tokenizer
 from specjax.models import t5, t5_config, t5_weights
 from specjax.training import alignment, init, step
+
+INITS = ("mimetic", "dictionary", "random")
+
+# Of the exported model; trained weights fit into all of them.
+STORED = {"float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
 
 # What a resumed run may change without becoming another run.
 _FREE_SETTINGS = ("log_every", "evaluate_every", "checkpoint_every", "keep", "export")
@@ -57,8 +63,8 @@ def initial_state(
         examples: the training examples, which "dictionary" reads.
 
     Raises:
-        errors.InputError: ``config.init`` is neither "mimetic", "dictionary", "random"
-            nor the directory of a model of the shape ``config.model``.
+        errors.InputError: the model in the directory ``config.init`` has not the shape
+            ``config.model``.
     """
     model_key, run_key = jax.random.split(jax.random.key(config.seed))
     shape = model_config(config)
@@ -68,11 +74,12 @@ def initial_state(
         model = init.dictionary_init(
             _random_model(shape, model_key),
             alignment.align(examples, shape.vocab_size),
-            jax.random.fold_in(model_key, 1),
+            # Beside the two keys above, which are numbers 0 and 1.
+            jax.random.fold_in(jax.random.key(config.seed), 2),
         )
     elif config.init == "random":
         model = _random_model(shape, model_key)
-    elif pathlib.Path(config.init).is_dir():
+    else:
         model = t5_weights.load_t5(config.init)
         stored = dataclasses.replace(model.config, dropout_rate=shape.dropout_rate)
         if stored != shape:
@@ -81,16 +88,55 @@ def initial_state(
                 f"asks for {shape}"
             )
         model.config = shape
-    else:
-        raise errors.InputError(
-            f"config.init is {config.init!r}: it must be 'mimetic', 'dictionary', "
-            "'random' or the directory of a trained model"
-        )
     return step.init_state(model, optimizer_config(config), run_key)
 
 
 # One program: made operation by operation, each shape would compile for itself.
 _random_model = jax.jit(t5.T5, static_argnums=0)
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+    """Refuses settings that mean nothing, before any work.
+
+    Raises:
+        errors.InputError: naming the setting.
+    """
+    known = repair_target.get_config()
+    # Every field of these two records may be set.
+    for name, record in (
+        ("model", t5_config.T5Config),
+        ("optimizer", step.OptimizerConfig),
+    ):
+        fields = {field.name for field in dataclasses.fields(record)}
+        unknown = sorted(set(config.get(name, {})) - fields)
+        if unknown:
+            raise errors.InputError(f"config.{name} has no setting {unknown[0]}")
+        known[name] = config.get(name, {})
+    build.check_settings(config, known)
+    build.positive(config, "log_every", "evaluate_every", "checkpoint_every", "keep")
+    build.positive(
+        config.data, "max_tokens", "tokens_per_batch", "validation_rows", path="data."
+    )
+    build.buckets(config.data, "data.")
+    build.row_keys(config.seed, 1)
+    build.named(STORED, config.export.dtype, "export.dtype")
+    if not 0 <= config.label_smoothing < 1:
+        raise errors.InputError(
+            f"config.label_smoothing is {config.label_smoothing}: in [0, 1)"
+        )
+    model_config(config)
+    step.check_optimizer(optimizer_config(config), "config.optimizer")
+    folder = pathlib.Path(config.data.folder)
+    if not config.data.folder or not folder.is_dir():
+        raise errors.InputError(
+            f"config.data.folder is {config.data.folder!r}: name the folder that "
+            "holds train.jsonl, validation.jsonl and the tokenizer"
+        )
+    if config.init not in INITS and not pathlib.Path(config.init).is_dir():
+        raise errors.InputError(
+            f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
+            "directory of a trained model"
+        )
 
 
 def train(
@@ -112,6 +158,7 @@ def train(
     Raises:
         errors.InputError: a setting or a file is wrong, or `workdir` holds another run.
     """
+    check(config)
     workdir.mkdir(parents=True, exist_ok=True)
     settings, optimizer = config.to_dict(), optimizer_config(config)
     restored = _restore(config, workdir, show)
@@ -123,7 +170,7 @@ def train(
     evaluation: dict[str, float] = {}
 
     recent: list[dict[str, jax.Array]] = []
-    since = time.monotonic()
+    since, aside = time.monotonic(), 0.0  # seconds that no step took
     with _progress(optimizer.steps, int(state.step)) as advance:
         stream = batches.training_batches(
             data.train,
@@ -149,26 +196,22 @@ def train(
             number = int(state.step)
             last = number == optimizer.steps
             if number % config.log_every == 0 or last:
-                line = _averages(number, recent, time.monotonic() - since)
+                line = _averages(number, recent, time.monotonic() - since - aside)
                 _append(metrics_path, line)
                 advance(number, line)
-                if not np.isfinite(line["loss"]):
-                    raise errors.InputError(
-                        f"the loss is {line['loss']} at step {number}: lower "
-                        "config.optimizer.learning_rate and start again from the last "
-                        "checkpoint"
-                    )
-                recent, since = [], time.monotonic()
+                _check_finite(number, metrics)
+                recent, since, aside = [], time.monotonic(), 0.0
+            paused = time.monotonic()
             if number % config.evaluate_every == 0 or last:
                 evaluation = {"step": number} | evaluate(state.model, data.validation)
                 _append(metrics_path, evaluation)
                 advance(number, evaluation)
-                since = time.monotonic()
             if number % config.checkpoint_every == 0 or last:
+                _check_finite(number, metrics)
                 checkpoints.save(
                     workdir / "checkpoints", number, state, settings, keep=config.keep
                 )
-                since = time.monotonic()
+            aside += time.monotonic() - paused
     if evaluation:
         command.write_json(workdir / "metrics.json", evaluation)
     export(config, state.model, workdir)
@@ -198,16 +241,20 @@ def export(
     """Writes `workdir/export`: a Hugging Face directory of the model and tokenizer."""
     target = workdir / "export"
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(pathlib.Path(config.data.folder) / "spiece.model", target)
-    t5_weights.save_t5(model, target, dtype=jnp.dtype(config.export.dtype))
+    for name in tokenizer.FILES:
+        path = pathlib.Path(config.data.folder) / name
+        if path.is_file():
+            shutil.copy(path, target)
+    t5_weights.save_t5(model, target, dtype=STORED[config.export.dtype])
 
 
 def export_newest(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
     """Exports the newest checkpoint of `workdir`; returns its step.
 
     Raises:
-        errors.InputError: there is no checkpoint.
+        errors.InputError: there is no checkpoint, or a setting is wrong.
     """
+    check(config)
     restored = checkpoints.restore(workdir / "checkpoints", _template(config))
     if restored is None:
         raise errors.InputError(f"no checkpoint in {workdir / 'checkpoints'}")
@@ -217,27 +264,34 @@ def export_newest(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> i
 
 def _load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) -> Data:
     folder = pathlib.Path(config.data.folder)
-    if not config.data.folder or not folder.is_dir():
-        raise errors.InputError(
-            f"config.data.folder is {config.data.folder!r}: name the folder that "
-            "holds train.jsonl, validation.jsonl and spiece.model"
-        )
     pieces = tokenizer.load_tokenizer(folder)
     if pieces.vocab_size > config.model.vocab_size:
         raise errors.InputError(
             f"config.model.vocab_size is {config.model.vocab_size}, the tokenizer in "
             f"{folder} has {pieces.vocab_size} ids"
         )
+    shape = model_config(config)
+    for name in ("pad_id", "eos_id"):
+        if getattr(shape, name) != getattr(pieces, name):
+            raise errors.InputError(
+                f"config.model.{name} is {getattr(shape, name)}, and the tokenizer in "
+                f"{folder} has {getattr(pieces, name)}: they must agree"
+            )
 
     limit = config.data.max_tokens
 
     def read(path: pathlib.Path) -> list[Example]:
+        # A model may have written nothing: so a draft must learn to do.
+        found = pairs.load_pairs(path, empty_targets=True)
+        empty = sum(not pair.target.strip() for pair in found)
+        if empty:
+            show(f"{path}: {empty} of {len(found)} examples have an empty target")
         examples = [
             (
                 pieces.encode(pair.source),
                 pieces.encode(pair.target)[: None if pair.finished else -1],
             )
-            for pair in pairs.load_pairs(path)
+            for pair in found
         ]
         short = [ids for ids in examples if max(map(len, ids)) <= limit]
         if len(short) < len(examples):
@@ -297,6 +351,17 @@ def _restore(
                 show(f"config.optimizer.{key} is now {value}, was {before}")
     show(f"resumed at step {restored.step} of {config.optimizer.steps}")
     return restored.state
+
+
+def _check_finite(number: int, metrics: dict[str, jax.Array]) -> None:
+    """Nothing that is not a number may take the place of a good checkpoint."""
+    for name in ("loss", "grad_norm"):
+        if not np.isfinite(metrics[name]):
+            raise errors.InputError(
+                f"{name} is {float(metrics[name])} at step {number}: lower "
+                "config.optimizer.learning_rate and start again from the last "
+                "checkpoint"
+            )
 
 
 def _averages(

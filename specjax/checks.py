@@ -10,6 +10,7 @@ from jaxtyping import Array
 from specjax.drafters.base import Drafter
 from specjax.errors import InputError
 from specjax.sampling import Sampling, check_sampling
+from specjax.types import DraftBlock
 from specjax.verify import Verifier
 
 
@@ -52,8 +53,14 @@ def check_arguments(
             f"max_length is {max_length} and the prefix has {prefix.shape[1]} columns: "
             "max_length counts the prefix, and must leave room for one token"
         )
-    if _concrete(budget) and np.any(np.asarray(budget) < 0):
-        raise InputError(f"budget is {budget}: new tokens per row, at least 0")
+    if _concrete(budget):
+        tokens = np.asarray(budget)
+        whole = np.issubdtype(tokens.dtype, np.integer)
+        if not whole or np.any((tokens < 0) | (tokens >= 2**31)):
+            raise InputError(
+                f"budget is {budget}: new tokens per row, a whole number from 0 to "
+                "below 2**31"
+            )
     if np.shape(budget) not in ((), (batch,)):
         raise InputError(
             f"budget has shape {np.shape(budget)}: one number or one per row ({batch})"
@@ -66,6 +73,35 @@ def check_arguments(
             raise InputError(
                 f"prefix_length is {lengths.tolist()}: one number per row, each in "
                 f"1..{prefix.shape[1]}"
+            )
+
+
+def check_ids(
+    inputs: Array, mask: Array, prefix: Array, prefix_length: Array, vocab_size: int
+) -> None:
+    """Every real id must have a row in the target: a lookup would clamp it in silence.
+
+    The encoder's vocabulary is taken to be the target's.
+
+    Raises:
+        InputError: naming the first row and position of an id without one.
+    """
+    if not _concrete(inputs, mask, prefix, prefix_length):
+        return
+    columns = np.arange(np.shape(prefix)[1])[None]
+    for name, given, real in (
+        ("inputs", inputs, np.asarray(mask, bool)),
+        ("prefix", prefix, columns < np.asarray(prefix_length)[:, None]),
+    ):
+        ids = np.asarray(given)
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise InputError(f"{name} are of type {ids.dtype}: ids are whole numbers")
+        wrong = np.argwhere(real & ((ids < 0) | (ids >= vocab_size)))
+        if len(wrong):
+            row, position = wrong[0]
+            raise InputError(
+                f"{name}[{row}, {position}] is {ids[row, position]}: the target has "
+                f"ids 0 to {vocab_size - 1}"
             )
 
 
@@ -113,6 +149,34 @@ def check_stop(stop: Array | None) -> Array | None:
     return jnp.asarray(stop, jnp.int32)
 
 
+def check_block(
+    drafter: Drafter, verifier: Verifier, sampling: Sampling, block: DraftBlock
+) -> None:
+    """A block must be what its drafter says, and what the verifier can judge.
+
+    Raises:
+        InputError: naming the drafter.
+    """
+    name = type(drafter).__name__
+    if (block.parents is not None) != drafter.trees:
+        kind = "a chain" if block.parents is None else "a tree"
+        raise InputError(
+            f"{name} has trees={drafter.trees} and drafted {kind}: its blocks must "
+            "have parents where trees is true, and none where it is false"
+        )
+    _check_trees(drafter, verifier, sampling)
+
+
+def _check_trees(drafter: Drafter, verifier: Verifier, sampling: Sampling) -> None:
+    judges_chains = not (verifier.trees or (sampling.greedy and verifier.lossless))
+    if drafter.trees and judges_chains:
+        raise InputError(
+            f"{type(drafter).__name__} drafts trees and the verifier "
+            f"{verifier.rule.__name__} judges chains: use a verifier of trees, or "
+            "decode greedily"
+        )
+
+
 def check_speculation(
     drafter: Drafter,
     verifier: Verifier,
@@ -140,13 +204,7 @@ def check_speculation(
             f"the verifier {verifier.rule.__name__} reads the draft's law and "
             f"{type(drafter).__name__} has none: use a verifier with needs_law=False"
         )
-    judges_chains = not (verifier.trees or (sampling.greedy and verifier.lossless))
-    if drafter.nodes(gamma) > gamma and judges_chains:
-        raise InputError(
-            f"{type(drafter).__name__} drafts trees and the verifier "
-            f"{verifier.rule.__name__} judges chains: use a verifier of trees, or "
-            "decode greedily"
-        )
+    _check_trees(drafter, verifier, sampling)
     if draft_sampling is None:
         return sampling
     if not drafter.samples:

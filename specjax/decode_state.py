@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from specjax import trees
 from specjax.drafters.base import DraftState
 from specjax.models.base import Cache
+from specjax.types import DraftBlock, Prefix
 
 
 @struct.dataclass
@@ -99,3 +103,17 @@ class DecodeOutput:
     stats: Stats
     log_probs: Float[Array, "B L"] | None = None
     trace: Trace | None = None
+
+
+def block_prefix(state: DecodeState, block: DraftBlock) -> Prefix:
+    """The prefix of each scored position, with the block written in tentatively."""
+    if block.parents is not None:
+        tokens, length = jax.vmap(trees.write_paths)(
+            state.tokens, state.length, block.tokens, block.parents
+        )
+        return Prefix(tokens=tokens, length=length)
+    fed = jnp.arange(block.tokens.shape[1] + 1, dtype=jnp.int32)
+    length = state.length[:, None] + fed[None]
+    rows = jnp.arange(length.shape[0])[:, None]
+    tokens = state.tokens.at[rows, length[:, :-1]].set(block.tokens, mode="drop")
+    return Prefix(tokens=tokens, length=length)

@@ -20,9 +20,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
-from specjax import checks, trees
+from specjax import checks
 from specjax.commit import commit, record
-from specjax.decode_state import DecodeOutput, DecodeState, Stats, Trace
+from specjax.decode_state import (
+    DecodeOutput,
+    DecodeState,
+    Stats,
+    Trace,
+    block_prefix,
+)
 from specjax.drafters.base import Committed, Drafter
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.sampling import Sampling, draw_law, with_arrays
@@ -86,7 +92,16 @@ def speculative_generate(
         drafter, verifier, sampling, draft_sampling, gamma, inputs.shape[0]
     )
     arguments = _arguments(
-        inputs, mask, keys, sampling, max_length, budget, prefix, prefix_length, eos_id
+        target,
+        inputs,
+        mask,
+        keys,
+        sampling,
+        max_length,
+        budget,
+        prefix,
+        prefix_length,
+        eos_id,
     )
     return _speculative_loop(
         target,
@@ -118,11 +133,20 @@ def autoregressive_generate(
 ) -> DecodeOutput:
     """Decodes one token per target call: the baseline, with the same arguments.
 
-    The token at buffer index i of a row is drawn as argmax(log p + Gumbel noise) with a
-    key of that row and that index alone.
+    The token at buffer index i of a row is drawn (`sampling.draw`) with a key of that
+    row and that index alone.
     """
     arguments = _arguments(
-        inputs, mask, keys, sampling, max_length, budget, prefix, prefix_length, eos_id
+        target,
+        inputs,
+        mask,
+        keys,
+        sampling,
+        max_length,
+        budget,
+        prefix,
+        prefix_length,
+        eos_id,
     )
     return _autoregressive_loop(
         target, stop=checks.check_stop(stop), log_probs=log_probs, **arguments
@@ -130,6 +154,7 @@ def autoregressive_generate(
 
 
 def _arguments(
+    target: EncoderDecoder,
     inputs: Array,
     mask: Array,
     keys: Array,
@@ -151,6 +176,7 @@ def _arguments(
     checks.check_arguments(
         inputs, mask, keys, sampling, max_length, budget, prefix, prefix_length
     )
+    checks.check_ids(inputs, mask, prefix, prefix_length, target.vocab_size)
     return dict(
         inputs=jnp.asarray(inputs, jnp.int32),
         mask=jnp.asarray(mask, bool),
@@ -320,7 +346,7 @@ def speculative_init(
                         parents=jnp.zeros(calls + (nodes + 1,), jnp.int32),
                         path=jnp.zeros(calls + (gamma,), jnp.int32),
                     )
-                    if nodes > gamma
+                    if drafter.trees
                     else {}
                 ),
             )
@@ -353,11 +379,13 @@ def speculative_step(
         gamma=gamma,
         sampling=draft_sampling,
     )
+    # Whoever drives the step by hand has not been through the checks of generate.
+    checks.check_block(drafter, verifier, sampling, block)
     fed = jnp.concatenate([_last(state), block.tokens], axis=1)
     base = state.cache.length
     tree: dict[str, Any] = {} if block.parents is None else {"parents": block.parents}
     output, cache = target.decode(fed, state.cache, encoded, taps=drafter.taps, **tree)
-    prefix = _block_prefix(state, block) if sampling.controls else None
+    prefix = block_prefix(state, block) if sampling.controls else None
     law = sampling.law(output.logits, prefix)
     if law.ids is not None and verifier.lossless:
         # A greedy target: point masses turn every lossless rule into equality of ids.
@@ -465,17 +493,3 @@ def _noises(keys: Array, state: DecodeState, verifier: Verifier) -> tuple[Noise,
 
 def _last(state: DecodeState) -> Array:
     return jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-
-
-def _block_prefix(state: DecodeState, block: DraftBlock) -> Prefix:
-    """The prefix of each scored position, with the block written in tentatively."""
-    if block.parents is not None:
-        tokens, length = jax.vmap(trees.write_paths)(
-            state.tokens, state.length, block.tokens, block.parents
-        )
-        return Prefix(tokens=tokens, length=length)
-    fed = jnp.arange(block.tokens.shape[1] + 1, dtype=jnp.int32)
-    length = state.length[:, None] + fed[None]
-    rows = jnp.arange(length.shape[0])[:, None]
-    tokens = state.tokens.at[rows, length[:, :-1]].set(block.tokens, mode="drop")
-    return Prefix(tokens=tokens, length=length)

@@ -164,7 +164,8 @@ def draw(key: Key[Array, ""], weights: Float[Array, " V"]) -> Int[Array, ""]:
     The id whose exponential clock of rate `weight` rings first, in float32; up to
     rounding the ``argmax(log weights + Gumbel)`` of the same key, since -log of an
     exponential variable is a Gumbel one. Weights need not sum to 1; an id of weight 0
-    is never drawn.
+    (or of less than the smallest normal float32) is never drawn, unless no other is
+    there or one is NaN: then the last id comes out.
     """
     # Written for XLA's CPU backend: an argmax there computes all that feeds it element
     # by element, three logarithms included, and took thrice the time of this form.
@@ -211,8 +212,8 @@ def check_sampling(
     rules = {
         "temperature": (lambda x: x >= 0, "finite and >= 0 (None is greedy)"),
         "top_k": (
-            lambda x: (x >= 1) & (x == np.floor(x)),
-            "a whole number, at least 1 (None switches it off)",
+            lambda x: (x >= 1) & (x == np.floor(x)) & (x < 2**31),
+            "a whole number, at least 1 and below 2**31 (None switches it off)",
         ),
         "top_p": (lambda x: (x > 0) & (x <= 1), "in (0, 1] (None switches it off)"),
     }

@@ -364,6 +364,7 @@ class ScriptDrafter:
     taps: ClassVar[tuple[int, ...]] = ()
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
 
     def nodes(self, gamma):
         return gamma

@@ -44,8 +44,8 @@ COMMON = [
     ({"sampling": Sampling(temperature=-1.0)}, r"sampling\.temperature is -1\.0"),
     ({"sampling": Sampling(temperature=jnp.ones(3))}, r"temperature has shape \(3,\)"),
     ({"sampling": Sampling(num_tokens=0)}, r"sampling\.num_tokens is 0"),
-    ({"budget": -1}, r"budget is -1: .* at least 0"),
-    ({"budget": jnp.array([3, -2])}, r"budget is .*-2.*: .* at least 0"),
+    ({"budget": -1}, r"budget is -1: .* from 0"),
+    ({"budget": jnp.array([3, -2])}, r"budget is .*-2.*: .* from 0"),
     ({"budget": jnp.array([3, 2, 1])}, r"budget has shape \(3,\): .*one per row \(2\)"),
     ({"max_length": 1}, "max_length is 1 and the prefix has 1 columns"),
     (
@@ -87,6 +87,47 @@ class Silent(NgramDrafter):
     """A drafter whose blocks carry no law."""
 
     has_law: ClassVar[bool] = False
+
+
+WRONG_IDS = [
+    (dict(inputs=INPUTS.at[0, 1].set(99)), r"inputs\[0, 1\] is 99: .* ids 0 to"),
+    (dict(inputs=INPUTS.at[1, 0].set(-1)), r"inputs\[1, 0\] is -1"),
+    (dict(prefix=jnp.array([[0, 3], [0, 99]])), r"prefix\[1, 1\] is 99"),
+    (
+        dict(budget=jnp.float32(2.7)),
+        r"budget is 2\.7.*: new tokens per row",
+    ),
+    (dict(budget=2**40), "budget is 1099511627776"),
+    (dict(sampling=Sampling(top_k=10**10)), "top_k is 10000000000"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), WRONG_IDS)
+def test_ids_and_counts_that_would_be_clamped(changed, message):
+    arguments = dict(inputs=INPUTS, mask=MASK, keys=row_keys(0, 2)) | changed
+    with pytest.raises(InputError, match=message):
+        autoregressive_generate(TARGET, **arguments)
+
+
+def test_ids_are_whole_numbers():
+    with pytest.raises(InputError, match="inputs are of type float32"):
+        checks.check_ids(
+            jnp.ones((1, 2)),
+            jnp.ones((1, 2), bool),
+            jnp.zeros((1, 1), int),
+            jnp.ones(1, int),
+            10,
+        )
+
+
+def test_ids_outside_the_mask_and_the_prefix_are_not_read():
+    checks.check_ids(
+        jnp.array([[3, 99]]),
+        jnp.array([[True, False]]),
+        jnp.array([[0, 99]]),
+        jnp.array([1]),
+        10,
+    )
 
 
 SPECULATIVE = [

@@ -278,14 +278,14 @@ def test_a_penalty_that_is_updated_once_per_step_is_found_out(monkeypatch):
     class OwnPenalty(Penalty):  # a type of its own, so a program of its own
         pass
 
-    right = decoding._block_prefix
+    right = decoding.block_prefix
 
     def stale(state, block):
         prefix = right(state, block)
         first = jnp.broadcast_to(prefix.length[:, :1], prefix.length.shape)
         return prefix.replace(length=first)
 
-    monkeypatch.setattr(decoding, "_block_prefix", stale)
+    monkeypatch.setattr(decoding, "block_prefix", stale)
     plain, fast = controlled(ModelDrafter(DRAFT), (OwnPenalty(size=100.0),))
     assert not jnp.array_equal(fast.tokens, plain.tokens)
 

@@ -107,6 +107,7 @@ def test_structure_compiles():
 
 def test_greedy_programs_hold_neither_sort_nor_random_bits():
     arguments = decoding._arguments(
+        TARGET,
         *ragged_sources(0, ROWS, WIDTH),
         row_keys(0, ROWS),
         Sampling(temperature=None),

@@ -14,6 +14,7 @@ from flax import struct
 from specjax import trees
 from specjax.decoding import autoregressive_generate, speculative_generate
 from specjax.errors import InputError
+from specjax.report import trace
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Law
 from specjax.verify import greedy_rule
@@ -208,6 +209,7 @@ class TreeDrafter:
     taps: ClassVar[tuple[int, ...]] = (-1,)
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = True
+    trees: ClassVar[bool] = True
 
     def nodes(self, gamma):
         return len(self.parents) - 1
@@ -285,16 +287,16 @@ def test_greedy_trees_write_the_autoregressive_text(model, drafter):
     calls = fast.stats.target_calls
     np.testing.assert_array_equal(drafted, jnp.broadcast_to(calls[:, None], (5, 3)))
     # A second child stood at least once, which no chain of first children offers.
-    trace = fast.trace
-    real = np.arange(3)[None, None] < np.asarray(trace.num_accepted)[..., None]
-    stood = np.asarray(trace.path)[real]
+    calls = fast.trace
+    real = np.arange(3)[None, None] < np.asarray(calls.num_accepted)[..., None]
+    stood = np.asarray(calls.path)[real]
     assert {1, 2} <= set(stood.tolist())
-    rows, steps = np.nonzero(np.asarray(trace.num_accepted))
-    path = np.asarray(trace.path)
+    rows, steps = np.nonzero(np.asarray(calls.num_accepted))
+    path = np.asarray(calls.path)
     for row, step in zip(rows, steps, strict=True):
         top = path[row, step, 0]
-        assert PARENTS[top] == 0 and trace.parents[row, step].tolist() == [*PARENTS]
-        assert trace.p[row, step, top - 1] == 1.0
+        assert PARENTS[top] == 0 and calls.parents[row, step].tolist() == [*PARENTS]
+        assert calls.p[row, step, top - 1] == 1.0
 
 
 def test_controls_read_each_nodes_own_path(model, drafter):
@@ -349,6 +351,43 @@ def test_features_are_those_of_the_path(model, drafter):
     expected = output.features[0][:, :, :2].sum(axis=1)
     np.testing.assert_allclose(state.draft_state[1], expected, atol=1e-4)
     assert state.stats.accepted.sum() > 2
+
+
+def test_a_tree_in_colour(model, drafter):
+    _, fast = generate(model, drafter, trace=True)
+    for row in range(5):
+        tokens = trace.traced_tokens(fast, row)
+        written = fast.tokens[row, 1 : int(fast.length[row])].tolist()
+        assert [token.token for token in tokens] == written
+    kinds = {t.kind for row in range(5) for t in trace.traced_tokens(fast, row)}
+    assert kinds == {trace.ACCEPTED, trace.CORRECTED, trace.BONUS}
+
+
+def test_a_small_tree_is_no_chain(model):
+    """As many nodes as gamma: two children of the root, and a depth of one."""
+    drafter = TreeDrafter(perturbed(model, 1, 0.3), parents=(-1, 0, 0))
+    inputs, mask = ragged_sources(1, 5, 6)
+    arguments = (inputs, mask, row_keys(0, 5))
+    options = dict(sampling=GREEDY, max_length=20)
+    plain = autoregressive_generate(model, *arguments, **options)
+    fast = speculative_generate(
+        model, drafter, *arguments, gamma=2, trace=True, **options
+    )
+    np.testing.assert_array_equal(plain.tokens, fast.tokens)
+    assert fast.stats.accepted[:, 0].sum() > 0 == fast.stats.accepted[:, 1].sum()
+    with pytest.raises(InputError, match="judges chains"):
+        speculative_generate(model, drafter, *arguments, gamma=2)
+
+
+@struct.dataclass
+class Mislabelled(TreeDrafter):
+    trees: ClassVar[bool] = False
+
+
+def test_a_drafter_must_say_what_it_drafts(model):
+    drafter = Mislabelled(model)
+    with pytest.raises(InputError, match="Mislabelled has trees=False and drafted a"):
+        generate(model, drafter)
 
 
 def test_a_verifier_of_chains_is_refused(model, drafter):

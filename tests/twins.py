@@ -169,6 +169,7 @@ class TwinDrafter:
     taps: ClassVar[tuple[int, ...]] = ()
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = True
+    trees: ClassVar[bool] = False
 
     def nodes(self, gamma):
         return gamma

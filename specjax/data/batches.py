@@ -7,9 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from specjax import errors
-
-PAD_ID = 0
-EOS_ID = 1
+from specjax.data.tokenizer import EOS_ID, PAD_ID
 
 Rows = Sequence[Sequence[int]]
 Examples = Sequence[tuple[Sequence[int], Sequence[int]]]

@@ -25,7 +25,10 @@ class Pair:
 
 
 def load_pairs(
-    path: str | pathlib.Path, source_key: str = "source", target_key: str = "target"
+    path: str | pathlib.Path,
+    source_key: str = "source",
+    target_key: str = "target",
+    empty_targets: bool = False,
 ) -> list[Pair]:
     """Reads every line of a file as one pair.
 
@@ -34,6 +37,7 @@ def load_pairs(
             object a line, with the field `finished` where it is false), in UTF-8.
         source_key: JSONL: the name of the source's field.
         target_key: JSONL: the name of the target's field.
+        empty_targets: a model that wrote these may have written nothing.
 
     Returns:
         As many pairs as the file has lines.
@@ -63,7 +67,7 @@ def load_pairs(
             else:
                 pair = _from_json(line, place, source_key, target_key)
             for name, text in (("source", pair.source), ("target", pair.target)):
-                if not text.strip():
+                if not text.strip() and not (name == "target" and empty_targets):
                     raise errors.InputError(f"{place} has an empty {name}")
             pairs.append(pair)
     if not pairs:

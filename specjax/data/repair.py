@@ -3,7 +3,6 @@
 import hashlib
 import random
 import re
-from collections.abc import Iterable, Iterator
 
 from specjax.data import pairs
 
@@ -64,11 +63,3 @@ def corrupt(sentence: str, seed: int = 0, typo_rate: float = 1 / 8) -> str:
 def example(sentence: str, seed: int = 0, typo_rate: float = 1 / 8) -> pairs.Pair:
     """The sentence's corrupted form as source and itself as target; see `corrupt`."""
     return pairs.Pair(corrupt(sentence, seed, typo_rate), sentence)
-
-
-def examples(
-    sentences: Iterable[str], seed: int = 0, typo_rate: float = 1 / 8
-) -> Iterator[pairs.Pair]:
-    """One example a sentence, in their order; see `corrupt`."""
-    for sentence in sentences:
-        yield example(sentence, seed, typo_rate)

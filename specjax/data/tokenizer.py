@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from specjax import errors
 
+MODEL_FILE, SETTINGS_FILE = "spiece.model", "tokenizer_config.json"
+FILES = (MODEL_FILE, SETTINGS_FILE)  # what a tokenizer may need of its folder
+
 PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
@@ -423,7 +426,7 @@ def load_tokenizer(directory: str | pathlib.Path) -> Tokenizer:
     if not directory.is_dir():
         raise errors.InputError(f"tokenizer directory {directory} does not exist")
     settings: dict[str, Any] = {}
-    settings_path = directory / "tokenizer_config.json"
+    settings_path = directory / SETTINGS_FILE
     if settings_path.is_file():
         try:
             settings = json.loads(settings_path.read_text(encoding="utf-8"))
@@ -438,7 +441,7 @@ def load_tokenizer(directory: str | pathlib.Path) -> Tokenizer:
         )
     if str(settings.get("tokenizer_class", "")).startswith("ByT5Tokenizer"):
         return ByteTokenizer(125 if num_sentinels is None else num_sentinels)
-    model_path = directory / "spiece.model"
+    model_path = directory / MODEL_FILE
     if model_path.is_file():
         return SentencePieceTokenizer.from_file(
             model_path, 100 if num_sentinels is None else num_sentinels

@@ -45,11 +45,13 @@ class Drafter(Protocol):
         """Target layers whose output `commit` wants; () for none."""
         ...
 
-    def nodes(self, gamma: int) -> int:
-        """N: drafted tokens of a block, none of them deeper than `gamma`.
+    @property
+    def trees(self) -> bool:
+        """Whether blocks are trees, with `parents`; else chains."""
+        ...
 
-        More than `gamma`: the blocks are trees, and have `parents`.
-        """
+    def nodes(self, gamma: int) -> int:
+        """N: drafted tokens of a block, none of them deeper than `gamma`."""
         ...
 
     @property

@@ -45,6 +45,7 @@ class ModelDrafter:
     taps: ClassVar[tuple[int, ...]] = ()
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = True
+    trees: ClassVar[bool] = False
 
     def nodes(self, gamma: int) -> int:
         """A chain."""

@@ -52,6 +52,7 @@ class NgramDrafter:
     taps: ClassVar[tuple[int, ...]] = ()
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
 
     def nodes(self, gamma: int) -> int:
         """A chain."""

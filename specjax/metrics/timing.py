@@ -304,11 +304,12 @@ class _Replay:
     """
 
     taps: tuple[int, ...] = struct.field(pytree_node=False, default=())
+    trees: bool = struct.field(pytree_node=False, default=False)
     has_law: bool = struct.field(pytree_node=False, default=True)
     samples: bool = struct.field(pytree_node=False, default=True)
 
     def nodes(self, gamma: int) -> int:
-        return gamma
+        raise NotImplementedError("the state that it steps is made already")
 
     def init(self, *arguments: Any) -> Any:
         return None
@@ -390,7 +391,7 @@ def _verify_steps(
     def step(_: Array, state: DecodeState) -> DecodeState:
         return speculative_step(
             target,
-            _Replay(taps=drafter.taps),
+            _Replay(taps=drafter.taps, trees=drafter.trees),
             encoded,
             keys,
             state,

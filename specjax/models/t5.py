@@ -23,8 +23,8 @@ from specjax.models.base import Cache, DecoderOutput, Encoded
 from specjax.models.dense import dense
 from specjax.models.t5_bias import (
     MASKED,
+    geometry,
     past_bias,
-    place,
     present_bias,
     relative_position_bucket,
 )
@@ -348,7 +348,7 @@ class T5(nnx.Module):
         dropout = Dropout(dropout_key, config.dropout_rate)
         batch, fed = tokens.shape
         length = jnp.zeros(batch, jnp.int32) if cache is None else cache.length
-        where = place(length, fed, parents, start)
+        where = geometry(length, fed, parents, start)
         slots = length[:, None] + jnp.arange(fed, dtype=jnp.int32)[None]
         cross_memory = encoded.cross or self._cross(encoded)
         invisible = jnp.where(encoded.mask, 0.0, MASKED)[:, None, None, :]

@@ -15,6 +15,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import trees
+from specjax.errors import InputError
 
 # Added to scores of invisible keys. Finite, so that a row that sees nothing (a padding
 # row of a batch) stays free of NaN; exp underflows to exactly 0 beside any visible key.
@@ -88,7 +89,7 @@ class Fed:
     above: Above | None = None
 
 
-def place(
+def geometry(
     length: Int[Array, " B"],
     fed: int,
     parents: Int[Array, "B M"] | None,
@@ -101,7 +102,12 @@ def place(
         fed: T, the tokens of this call.
         parents: of all nodes of the tree, those of later calls included; None: a chain.
         start: nodes that earlier calls have fed.
+
+    Raises:
+        InputError: `start` without a tree.
     """
+    if start and parents is None:
+        raise InputError(f"start is {start} and there are no parents: it needs a tree")
     base = length - start
     if parents is None:
         offset = jnp.arange(fed, dtype=jnp.int32)[None]

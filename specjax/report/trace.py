@@ -58,8 +58,15 @@ def traced_tokens(output: DecodeOutput, row: int) -> list[TracedToken]:
     for call in range(int(output.stats.target_calls[row])):
         accepted = int(trace.num_accepted[row, call])
         drafted = np.asarray(trace.tokens[row, call])
+        length = int(trace.length[row, call])
+        if trace.path is None or trace.parents is None:
+            whole = 0 < accepted == length
+        else:  # of a tree: down to a node that has no child
+            path = np.asarray(trace.path[row, call])[:accepted]
+            drafted = drafted[path - 1]
+            parents = np.asarray(trace.parents[row, call])[: length + 1]
+            whole = accepted > 0 and path[-1] not in parents
         tokens += [TracedToken(int(t), ACCEPTED, call) for t in drafted[:accepted]]
-        whole = 0 < accepted == int(trace.length[row, call])
         kind = BONUS if whole else CORRECTED
         tokens.append(TracedToken(int(trace.next_token[row, call]), kind, call))
     # The last call's block is cut at EOS, a stop sequence or the budget.

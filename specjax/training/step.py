@@ -76,6 +76,35 @@ class TrainState:
     index: Int[Array, ""]
 
 
+def check_optimizer(config: OptimizerConfig, name: str) -> None:
+    """Refuses settings that mean nothing.
+
+    Args:
+        config: the settings.
+        name: how the caller names them, for the message.
+
+    Raises:
+        errors.InputError: naming the first that is wrong.
+    """
+    at_least = dict(warmup_steps=0, steps=1, decay_steps=0, weight_decay=0, b1=0, b2=0)
+    for field, least in at_least.items():
+        if getattr(config, field) < least:
+            raise errors.InputError(
+                f"{name}.{field} is {getattr(config, field)}: at least {least}"
+            )
+    for field in ("learning_rate", "clip"):
+        if not getattr(config, field) > 0:
+            raise errors.InputError(
+                f"{name}.{field} is {getattr(config, field)}: above 0"
+            )
+    for field in ("b1", "b2"):
+        if not getattr(config, field) < 1:
+            raise errors.InputError(
+                f"{name}.{field} is {getattr(config, field)}: below 1"
+            )
+    learning_rate(config)  # knows the schedules
+
+
 def learning_rate(config: OptimizerConfig) -> optax.Schedule:
     """The schedule: step -> learning rate."""
     peak, warmup = config.learning_rate, max(config.warmup_steps, 1)

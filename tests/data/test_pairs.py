@@ -59,6 +59,14 @@ def test_wrong_lines_are_named(tmp_path, name, content, message):
     assert str(path) in str(caught.value)
 
 
+def test_an_empty_target_where_a_model_wrote_it(tmp_path):
+    rows = [pairs.Pair("a", ""), pairs.Pair("b", "c")]
+    pairs.save_pairs(tmp_path / "a.jsonl", rows)
+    assert pairs.load_pairs(tmp_path / "a.jsonl", empty_targets=True) == rows
+    with pytest.raises(errors.InputError, match="line 1 has an empty target"):
+        pairs.load_pairs(tmp_path / "a.jsonl")
+
+
 def test_missing_files_and_bytes_that_are_no_text(tmp_path):
     with pytest.raises(errors.InputError, match="does not exist"):
         pairs.load_pairs(tmp_path / "none.tsv")

@@ -1,6 +1,5 @@
 """Both ways side by side: a wrong token is found, and costs choose gamma."""
 
-import dataclasses
 import types
 
 import jax.numpy as jnp
@@ -98,15 +97,3 @@ def test_what_compiling_takes_is_told_apart(monkeypatch):
         costs = compare.measure_costs(setup, batch, jnp.zeros(1), mode, tally)
     assert tally.compile_seconds == (5 - 1) + (7 - 2)
     assert costs.gamma == pairs.GAMMA
-
-
-def test_gamma_between_the_timed_ones_is_interpolated():
-    survival = [0.9, 0.8, 0.7, 0.6, 0.1, 0.1, 0.1, 0.1]
-    costs = {1: pairs.costs(1, 0.1, 1.0), 8: pairs.costs(8, 0.1, 1.7)}
-    # 1 + sum of survival over gamma c + v(gamma): 1.73, 2.25, 2.27, 2.35, 2.16, ...
-    assert compare.best_gamma(survival, costs) == 4
-    flat = {1: costs[1], 8: dataclasses.replace(pairs.costs(8), gamma=8)}
-    assert compare.best_gamma([0.0] * 8, flat) == 0
-    assert compare.best_gamma([], costs) == 0
-    dear = {1: pairs.costs(1, 3.0, 1.0), 8: pairs.costs(8, 3.0, 1.7)}
-    assert compare.best_gamma(survival, dear) == 0

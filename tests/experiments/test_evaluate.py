@@ -1,7 +1,10 @@
 """`experiments.evaluate` scores text right and refuses what it cannot score."""
 
 import pathlib
+import shutil
+import sys
 
+import numpy as np
 import pytest
 
 from experiments import baseline, evaluate
@@ -77,7 +80,7 @@ SETTINGS = {
     "max_length=1": "config.max_length is 1",
     "seed=-1": "config.seed is -1",
     "buckets=64,32": "length buckets [64, 32] are wrong",
-    "buckets=4": "row 0 (counted from 0) has",
+    "buckets=4": "line 1 has",
     "dtype=float16": "config.dtype is 'float16'",
     "target.checkpoint=absent": "config.target.checkpoint is 'absent'",
     "draft.checkpoint=absent": "config.draft.checkpoint is 'absent'",
@@ -91,3 +94,28 @@ def test_bad_settings(folders, references, tmp_path, monkeypatch, setting):
     run = run_evaluate(folders, references, workdir, f"--config.{setting}")
     assert run.code == 2 and SETTINGS[setting] in run.err, run.err
     assert run.err.count("\n") == 1 and not workdir.exists()
+
+
+def test_a_draft_with_other_dead_rows(folders, references, tmp_path):
+    """Its padding is its own: here more of it than the target has."""
+    draft = tmp_path / "draft"
+    shutil.copytree(folders.draft, draft)
+
+    def pad(tensors):
+        for name in ("shared.weight", "lm_head.weight"):
+            rows = np.full((20, tensors[name].shape[1]), 9.0, np.float32)
+            tensors[name] = np.concatenate([tensors[name], rows])
+
+    pairs.edit_weights(draft, pad)
+    pairs.edit_config(draft, vocab_size=pairs.KNOWN + 20)
+    flag = f"--config.draft.checkpoint={draft}"
+    run = run_evaluate(folders, references, tmp_path / "run", flag)
+    assert run.code == 0, run.err
+    plain = run_evaluate(folders, references, tmp_path / "plain")
+    assert run.read("outputs.jsonl") == plain.read("outputs.jsonl")
+
+
+def test_scorers_that_are_not_installed(folders, references, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    run = run_evaluate(folders, references, tmp_path / "new")
+    assert run.code == 2 and "sacrebleu is not installed: pip install" in run.err

@@ -125,4 +125,6 @@ def test_too_long_a_source_is_named(folders, tmp_path):
     long = " ".join(pairs.LINES)
     text_pairs.save_pairs(path, [text_pairs.Pair(long, "a")])
     run = run_generate(folders, path, tmp_path / "new")
-    assert run.code == 2 and "row 0 (counted from 0) has" in run.err
+    assert run.code == 2 and f"--input={path}, line 1 has" in run.err
+    run = run_generate(folders, "", tmp_path / "new")
+    assert run.code == 2 and "--input is missing" in run.err

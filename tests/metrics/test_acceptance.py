@@ -59,6 +59,7 @@ class Scripted:
     taps: ClassVar[tuple[int, ...]] = ()
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
 
     def nodes(self, gamma):
         return gamma

@@ -44,6 +44,7 @@ class Echo:
     taps: ClassVar[tuple[int, ...]] = (-1,)
     has_law: ClassVar[bool] = True
     samples: ClassVar[bool] = True
+    trees: ClassVar[bool] = False
 
     def nodes(self, gamma):
         return gamma

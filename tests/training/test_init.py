@@ -121,7 +121,9 @@ def test_alignment_finds_a_code(links):
         share = links.count[own] / links.count[own].sum()
         best = np.argmax(share)
         assert links.source[own][best] == target - 20 and share[best] > 0.9
-        assert links.count[own].sum() == pytest.approx(links.target_count[target])
+        assert links.count[own].sum() == pytest.approx(
+            links.target_count[target], abs=0.1
+        )
     assert links.source_count[:20].sum() == links.target_count[20:].sum() == 2000
     # One round of counting sees no more than that all five are as likely.
     once = alignment.align(shuffled_code(), 40, iterations=1)

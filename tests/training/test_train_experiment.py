@@ -12,7 +12,14 @@ import ml_collections
 import numpy as np
 import pytest
 
-from configs import ende_draft, ende_target, repair_draft, repair_target
+from configs import (
+    demo,
+    ende_draft,
+    ende_short,
+    ende_target,
+    repair_draft,
+    repair_target,
+)
 from experiments import train
 from specjax import checkpoints, errors
 from specjax.data import pairs, tokenizer
@@ -181,25 +188,115 @@ def test_dictionary_reads_the_training_pairs(folder):
 
 def test_bad_settings_are_named(folder):
     config = tiny_config(folder)
-    config.init = "mimetik"
-    with pytest.raises(errors.InputError, match="'mimetik'"):
-        train.initial_state(config, [])
-    config = tiny_config(folder)
     config.model.vocab_size = 100
     with pytest.raises(errors.InputError, match="has 205 ids"):
         train._load_data(config, print)
-    config.data.folder = "nowhere"
-    with pytest.raises(errors.InputError, match=r"config.data.folder is 'nowhere'"):
+    config = tiny_config(folder)
+    config.model.pad_id = 3
+    with pytest.raises(errors.InputError, match=r"config.model.pad_id is 3"):
         train._load_data(config, print)
 
 
+SETTINGS = {
+    "init": ("mimetik", "config.init is 'mimetik'"),
+    "data.folder": ("nowhere", "config.data.folder is 'nowhere'"),
+    "data.validation_rows": (0, "config.data.validation_rows is 0: at least 1"),
+    "data.buckets": ((32, 16), r"length buckets \[32, 16\] are wrong"),
+    "export.dtype": ("int8", "config.export.dtype is 'int8'"),
+    "log_every": (0, "config.log_every is 0"),
+    "checkpoint_every": (0, "config.checkpoint_every is 0"),
+    "keep": (0, "config.keep is 0"),
+    "seed": (-1, "config.seed is -1"),
+    "label_smoothing": (3.0, "config.label_smoothing is 3.0"),
+    "optimizer.learning_rate": (-1.0, "config.optimizer.learning_rate is -1.0"),
+    "optimizer.schedule": ("linear", "the schedule 'linear' is unknown"),
+    "optimizer.clip": (0.0, "config.optimizer.clip is 0.0: above 0"),
+    "optimizer.b2": (1.0, "config.optimizer.b2 is 1.0: below 1"),
+    "optimizer.steps": (0, "config.optimizer.steps is 0"),
+    "optimizer.momentum": (0.9, "config.optimizer has no setting momentum"),
+    "model.depth": (3, "config.model has no setting depth"),
+    "epochs": (3, "--config has a setting epochs that this command does not know"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_bad_settings_end_before_any_work(folder, tmp_path, name):
+    value, message = SETTINGS[name]
+    config = tiny_config(folder)
+    with config.unlocked():
+        *path, last = name.split(".")
+        place = config[path[0]] if path else config
+        place[last] = value
+    workdir = tmp_path / "new"
+    with pytest.raises(errors.InputError, match=message):
+        train.train(config, workdir, show=lambda line: None)
+    assert not workdir.exists()
+
+
+def test_a_config_of_another_command(tmp_path):
+    with pytest.raises(errors.InputError, match="--config has no setting"):
+        train.train(demo.get_config(), tmp_path)
+
+
+def test_what_is_not_finite_is_never_saved(folder, tmp_path, monkeypatch):
+    config = tiny_config(folder)
+    config.update(log_every=100, checkpoint_every=2, evaluate_every=100)
+    take = train.step.train_step
+
+    def spoilt(state, *arguments, **settings):
+        state, metrics = take(state, *arguments, **settings)
+        if int(state.step) == 4:
+            metrics["grad_norm"] = jax.numpy.float32("nan")
+        return state, metrics
+
+    monkeypatch.setattr(train.step, "train_step", spoilt)
+    with pytest.raises(errors.InputError, match="grad_norm is nan at step 4"):
+        train.train(config, tmp_path, show=lambda line: None)
+    assert checkpoints.steps(tmp_path / "checkpoints") == [2]
+
+
+def test_speed_counts_steps_alone(folder, tmp_path, monkeypatch):
+    """Also where steps are logged, scored and saved at different times."""
+    config = tiny_config(folder)
+    config.update(log_every=4, evaluate_every=3, checkpoint_every=3)
+    config.optimizer.update(steps=8)
+    clock = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: clock[0])
+    take, score, save = train.step.train_step, train.evaluate, checkpoints.save
+
+    def after(seconds, function):
+        def call(*arguments, **settings):
+            clock[0] += seconds
+            return function(*arguments, **settings)
+
+        return call
+
+    monkeypatch.setattr(train.step, "train_step", after(2.0, take))
+    monkeypatch.setattr(train, "evaluate", after(100.0, score))
+    monkeypatch.setattr(checkpoints, "save", after(1000.0, save))
+    train.train(config, tmp_path, show=lambda line: None)
+    lines = map(json.loads, (tmp_path / "train.jsonl").read_text().splitlines())
+    speeds = [line["seconds_per_step"] for line in lines if "loss" in line]
+    assert speeds == [2.0, 2.0]
+
+
+def test_an_empty_target_is_counted(folder, tmp_path):
+    config = tiny_config(folder)
+    rows = [pairs.Pair("ab cde", "ab"), pairs.Pair("fgh", "")]
+    pairs.save_pairs(tmp_path / "some.jsonl", rows)
+    config.data.train = str(tmp_path / "some.jsonl")
+    said = []
+    assert train._load_data(config, said.append).train[1][1] == [1]
+    assert any("1 of 2 examples have an empty target" in line for line in said)
+
+
 @pytest.mark.parametrize(
-    "module", [repair_target, repair_draft, ende_target, ende_draft]
+    "module", [repair_target, repair_draft, ende_short, ende_target, ende_draft]
 )
 def test_shipped_configs_make_records(module):
     config = module.get_config().lock()
     assert train.model_config(config).vocab_size in (4096, 8000)
-    assert train.optimizer_config(config).steps > 1000
+    assert train.optimizer_config(config).steps >= 600
 
 
 def test_command_line_in_a_notebook(tmp_path):
