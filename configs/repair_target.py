@@ -51,6 +51,16 @@ def get_config() -> ml_collections.ConfigDict:
                 tokens_per_batch=1536,  # padded target tokens
                 validation_rows=1000,
             ),
+            # A draft learns from a target's laws on the training texts, which are best
+            # the target's own (`experiments.generate`). Empty: from the texts alone.
+            distill=dict(
+                target="",  # a folder, or "zoo/..."
+                name="forward_kl",  # see `specjax.training.distill`
+                beta=0.5,
+                decay=3.0,
+                target_temperature=1.0,
+                draft_temperature=1.0,
+            ),
             export=dict(dtype="float16"),
         )
     )

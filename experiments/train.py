@@ -16,17 +16,11 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from configs import repair_target
-from experiments import build, command
+from experiments import command, train_settings
 from specjax import checkpoints, errors
 from specjax.data import batches, pairs, tokenizer
-from specjax.models import t5, t5_config, t5_weights
-from specjax.training import alignment, init, step
-
-INITS = ("mimetic", "dictionary", "random")
-
-# Of the exported model; trained weights fit into all of them.
-STORED = {"float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
+from specjax.models import t5, t5_weights
+from specjax.training import alignment, distill, init, step
 
 # What a resumed run may change without becoming another run.
 _FREE_SETTINGS = ("log_every", "evaluate_every", "checkpoint_every", "keep", "export")
@@ -43,16 +37,6 @@ class Data:
     validation: list[step.Batch]
 
 
-def model_config(config: ml_collections.ConfigDict) -> t5_config.T5Config:
-    """The model's shape from ``config.model``."""
-    return t5_config.T5Config(**config.model)
-
-
-def optimizer_config(config: ml_collections.ConfigDict) -> step.OptimizerConfig:
-    """The optimizer's settings from ``config.optimizer``."""
-    return step.OptimizerConfig(**config.optimizer)
-
-
 def initial_state(
     config: ml_collections.ConfigDict, examples: Sequence[Example]
 ) -> step.TrainState:
@@ -67,7 +51,7 @@ def initial_state(
             ``config.model``.
     """
     model_key, run_key = jax.random.split(jax.random.key(config.seed))
-    shape = model_config(config)
+    shape = train_settings.model_config(config)
     if config.init == "mimetic":
         model = init.mimetic_init(_random_model(shape, model_key))
     elif config.init == "dictionary":
@@ -88,55 +72,11 @@ def initial_state(
                 f"asks for {shape}"
             )
         model.config = shape
-    return step.init_state(model, optimizer_config(config), run_key)
+    return step.init_state(model, train_settings.optimizer_config(config), run_key)
 
 
 # One program: made operation by operation, each shape would compile for itself.
 _random_model = jax.jit(t5.T5, static_argnums=0)
-
-
-def check(config: ml_collections.ConfigDict) -> None:
-    """Refuses settings that mean nothing, before any work.
-
-    Raises:
-        errors.InputError: naming the setting.
-    """
-    known = repair_target.get_config()
-    # Every field of these two records may be set.
-    for name, record in (
-        ("model", t5_config.T5Config),
-        ("optimizer", step.OptimizerConfig),
-    ):
-        fields = {field.name for field in dataclasses.fields(record)}
-        unknown = sorted(set(config.get(name, {})) - fields)
-        if unknown:
-            raise errors.InputError(f"config.{name} has no setting {unknown[0]}")
-        known[name] = config.get(name, {})
-    build.check_settings(config, known)
-    build.positive(config, "log_every", "evaluate_every", "checkpoint_every", "keep")
-    build.positive(
-        config.data, "max_tokens", "tokens_per_batch", "validation_rows", path="data."
-    )
-    build.buckets(config.data, "data.")
-    build.row_keys(config.seed, 1)
-    build.named(STORED, config.export.dtype, "export.dtype")
-    if not 0 <= config.label_smoothing < 1:
-        raise errors.InputError(
-            f"config.label_smoothing is {config.label_smoothing}: in [0, 1)"
-        )
-    model_config(config)
-    step.check_optimizer(optimizer_config(config), "config.optimizer")
-    folder = pathlib.Path(config.data.folder)
-    if not config.data.folder or not folder.is_dir():
-        raise errors.InputError(
-            f"config.data.folder is {config.data.folder!r}: name the folder that "
-            "holds train.jsonl, validation.jsonl and the tokenizer"
-        )
-    if config.init not in INITS and not pathlib.Path(config.init).is_dir():
-        raise errors.InputError(
-            f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
-            "directory of a trained model"
-        )
 
 
 def train(
@@ -158,9 +98,10 @@ def train(
     Raises:
         errors.InputError: a setting or a file is wrong, or `workdir` holds another run.
     """
-    check(config)
+    train_settings.check(config)
+    settings, optimizer = config.to_dict(), train_settings.optimizer_config(config)
+    target, divergence = train_settings.load_target(config)
     workdir.mkdir(parents=True, exist_ok=True)
-    settings, optimizer = config.to_dict(), optimizer_config(config)
     restored = _restore(config, workdir, show)
     data = _load_data(config, show)
     state = initial_state(config, data.train) if restored is None else restored
@@ -187,6 +128,8 @@ def train(
                 _to_device(batch),
                 config=optimizer,
                 label_smoothing=config.label_smoothing,
+                target=target,
+                divergence=divergence,
             )
             state = state.replace(
                 epoch=jnp.array(position.epoch, jnp.int32),
@@ -203,7 +146,9 @@ def train(
                 recent, since, aside = [], time.monotonic(), 0.0
             paused = time.monotonic()
             if number % config.evaluate_every == 0 or last:
-                evaluation = {"step": number} | evaluate(state.model, data.validation)
+                evaluation = {"step": number} | evaluate(
+                    state.model, data.validation, target, divergence
+                )
                 _append(metrics_path, evaluation)
                 advance(number, evaluation)
             if number % config.checkpoint_every == 0 or last:
@@ -219,20 +164,34 @@ def train(
     return state
 
 
-def evaluate(model: t5.T5, data: Sequence[step.Batch]) -> dict[str, float]:
+def evaluate(
+    model: t5.T5,
+    data: Sequence[step.Batch],
+    target: t5.T5 | None = None,
+    divergence: distill.Divergence | None = None,
+) -> dict[str, float]:
     """Teacher-forced scores on held-out batches.
 
     Returns:
         ``validation_nll`` (nats a token), ``token_accuracy``, and ``exact_match``: the
-        share of rows that greedy decoding reproduces.
+        share of rows that greedy decoding reproduces. With a target also
+        ``validation_divergence`` and ``validation_alpha``, on these same texts.
     """
     sums = [step.eval_step(model, batch) for batch in data]
     total = jax.tree.map(lambda *leaves: float(sum(leaves)), *sums)
-    return {
+    scores = {
         "validation_nll": total.nll / total.tokens,
         "token_accuracy": total.correct / total.tokens,
         "exact_match": total.exact / total.rows,
     }
+    if target is not None and divergence is not None:
+        apart = [
+            step.eval_distill_step(model, target, batch, divergence) for batch in data
+        ]
+        far = jax.tree.map(lambda *leaves: float(sum(leaves)), *apart)
+        scores["validation_divergence"] = far.loss / far.tokens
+        scores["validation_alpha"] = far.alpha / far.tokens
+    return scores
 
 
 def export(
@@ -245,7 +204,7 @@ def export(
         path = pathlib.Path(config.data.folder) / name
         if path.is_file():
             shutil.copy(path, target)
-    t5_weights.save_t5(model, target, dtype=STORED[config.export.dtype])
+    t5_weights.save_t5(model, target, dtype=train_settings.STORED[config.export.dtype])
 
 
 def export_newest(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
@@ -254,7 +213,7 @@ def export_newest(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> i
     Raises:
         errors.InputError: there is no checkpoint, or a setting is wrong.
     """
-    check(config)
+    train_settings.check(config)
     restored = checkpoints.restore(workdir / "checkpoints", _template(config))
     if restored is None:
         raise errors.InputError(f"no checkpoint in {workdir / 'checkpoints'}")
@@ -270,7 +229,7 @@ def _load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) -
             f"config.model.vocab_size is {config.model.vocab_size}, the tokenizer in "
             f"{folder} has {pieces.vocab_size} ids"
         )
-    shape = model_config(config)
+    shape = train_settings.model_config(config)
     for name in ("pad_id", "eos_id"):
         if getattr(shape, name) != getattr(pieces, name):
             raise errors.InputError(
@@ -321,9 +280,11 @@ def _to_device(batch: batches.Batch) -> step.Batch:
 
 def _template(config: ml_collections.ConfigDict) -> step.TrainState:
     """A state of the run's structure, for a checkpoint to fill."""
-    shape = model_config(config)
+    shape = train_settings.model_config(config)
     model = _random_model(shape, jax.random.key(0))
-    return step.init_state(model, optimizer_config(config), jax.random.key(0))
+    return step.init_state(
+        model, train_settings.optimizer_config(config), jax.random.key(0)
+    )
 
 
 def _restore(
@@ -367,9 +328,10 @@ def _check_finite(number: int, metrics: dict[str, jax.Array]) -> None:
 def _averages(
     number: int, recent: Sequence[dict[str, jax.Array]], seconds: float
 ) -> dict[str, float]:
-    means = {
+    means: dict[str, float] = {
         name: float(np.mean([metrics[name] for metrics in recent]))
-        for name in ("loss", "nll", "grad_norm")
+        for name in ("loss", "nll", "grad_norm", "alpha")
+        if name in recent[0]
     }
     tokens = float(sum(metrics["tokens"] for metrics in recent))
     return {

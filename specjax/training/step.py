@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import errors
 from specjax.models import t5
-from specjax.training import losses
+from specjax.training import distill, losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,36 +184,56 @@ def teacher_forced(
     return output.logits
 
 
-@partial(jax.jit, static_argnames=("config", "label_smoothing"), donate_argnums=0)
+@partial(
+    jax.jit,
+    static_argnames=("config", "label_smoothing", "divergence"),
+    donate_argnums=0,
+)
 def train_step(
     state: TrainState,
     batch: Batch,
     *,
     config: OptimizerConfig,
     label_smoothing: float = 0.0,
+    target: t5.T5 | None = None,
+    divergence: distill.Divergence | None = None,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """One step of AdamW on the mean loss of the batch's target tokens.
+
+    With a `target` the loss is the divergence from its laws on these texts instead of
+    the cross entropy of the texts themselves.
 
     Args:
         state: donated: use the returned one from here on.
         batch: the batch at ``(state.epoch, state.index)``; the caller moves these on.
         config: of the optimizer.
         label_smoothing: see `losses.token_loss`.
+        target: the model to distil, with `divergence`; its logits stay on the device.
+        divergence: from the target's laws.
 
     Returns:
         The next state, and ``loss``, ``nll``, ``tokens``, ``grad_norm`` and
-        ``learning_rate`` of this step.
+        ``learning_rate`` of this step; with a target ``alpha`` too.
     """
     dropout_key = jax.random.fold_in(state.key, state.step)
+    taught = None if target is None else teacher_forced(target, batch)
 
-    def mean_loss(model: t5.T5) -> tuple[jax.Array, losses.TokenLoss]:
+    def mean_loss(
+        model: t5.T5,
+    ) -> tuple[jax.Array, tuple[losses.TokenLoss, dict[str, jax.Array]]]:
         logits = teacher_forced(model, batch, dropout_key)
         sums = losses.token_loss(
             logits, batch.targets, batch.targets_mask, label_smoothing
         )
-        return sums.loss / jnp.maximum(sums.tokens, 1.0), sums
+        count = jnp.maximum(sums.tokens, 1.0)
+        if taught is None or divergence is None:
+            return sums.loss / count, (sums, {})
+        apart = distill.distill_loss(taught, logits, batch.targets_mask, divergence)
+        return apart.loss / count, (sums, {"alpha": apart.alpha / count})
 
-    (loss, sums), grads = jax.value_and_grad(mean_loss, has_aux=True)(state.model)
+    (loss, (sums, more)), grads = jax.value_and_grad(mean_loss, has_aux=True)(
+        state.model
+    )
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.model)
     metrics = {
         "loss": loss,
@@ -221,6 +241,7 @@ def train_step(
         "tokens": sums.tokens,
         "grad_norm": jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads))),
         "learning_rate": jnp.asarray(learning_rate(config)(state.step), jnp.float32),
+        **more,
     }
     state = state.replace(
         model=optax.apply_updates(state.model, updates),
@@ -235,3 +256,12 @@ def eval_step(model: t5.T5, batch: Batch) -> losses.TokenLoss:
     """Sums of loss and hits over one batch, without dropout or smoothing."""
     logits = teacher_forced(model, batch)
     return losses.token_loss(logits, batch.targets, batch.targets_mask)
+
+
+@partial(jax.jit, static_argnames="divergence")
+def eval_distill_step(
+    model: t5.T5, target: t5.T5, batch: Batch, divergence: distill.Divergence
+) -> distill.DistillLoss:
+    """The same of the divergence from a target's laws."""
+    taught, logits = teacher_forced(target, batch), teacher_forced(model, batch)
+    return distill.distill_loss(taught, logits, batch.targets_mask, divergence)

@@ -20,7 +20,7 @@ from configs import (
     repair_draft,
     repair_target,
 )
-from experiments import train
+from experiments import train, train_settings
 from specjax import checkpoints, errors
 from specjax.data import pairs, tokenizer
 from specjax.models import t5_weights
@@ -215,6 +215,9 @@ SETTINGS = {
     "optimizer.steps": (0, "config.optimizer.steps is 0"),
     "optimizer.momentum": (0.9, "config.optimizer has no setting momentum"),
     "model.depth": (3, "config.model has no setting depth"),
+    "distill.name": ("kl", "config.distill.name is 'kl'"),
+    "distill.draft_temperature": (0.0, "config.distill.draft_temperature is 0.0"),
+    "distill.target": ("nowhere", "config.distill.target is 'nowhere': no such"),
     "epochs": (3, "--config has a setting epochs that this command does not know"),
 }
 
@@ -280,6 +283,37 @@ def test_speed_counts_steps_alone(folder, tmp_path, monkeypatch):
     assert speeds == [2.0, 2.0]
 
 
+def test_distillation_raises_alpha(folder, tmp_path):
+    """And the cross entropy alone, for as many steps, raises it less."""
+    config = tiny_config(folder)
+    config.optimizer.update(steps=40, decay_steps=20, learning_rate=1e-2)
+    config.update(log_every=40, evaluate_every=40, checkpoint_every=40)
+    train.train(config, tmp_path / "target", show=lambda line: None)
+
+    config.model.dropout_rate = 0.0
+    config.update(seed=1, evaluate_every=10)
+    config.optimizer.steps = 20
+    config.distill.target = str(tmp_path / "target" / "export")
+    alphas = {}
+    for name in ("forward_kl", "total_variation"):
+        config.distill.name = name
+        train.train(config, tmp_path / name, show=lambda line: None)
+        lines = map(
+            json.loads, (tmp_path / name / "train.jsonl").read_text().split("\n")[:-1]
+        )
+        scores = [line for line in lines if "validation_alpha" in line]
+        first, last = scores[0], scores[-1]
+        assert 0 < first["validation_alpha"] < last["validation_alpha"] < 1
+        assert last["validation_divergence"] < first["validation_divergence"]
+        alphas[name] = last["validation_alpha"]
+    gap = scores[-1]["validation_divergence"] + alphas["total_variation"]
+    assert gap == pytest.approx(1.0, abs=1e-3)
+
+    config.distill.target, config.data.folder = str(folder), str(folder)
+    with pytest.raises(errors.InputError, match="has no config.json"):
+        train.train(config, tmp_path / "new", show=lambda line: None)
+
+
 def test_an_empty_target_is_counted(folder, tmp_path):
     config = tiny_config(folder)
     rows = [pairs.Pair("ab cde", "ab"), pairs.Pair("fgh", "")]
@@ -295,8 +329,8 @@ def test_an_empty_target_is_counted(folder, tmp_path):
 )
 def test_shipped_configs_make_records(module):
     config = module.get_config().lock()
-    assert train.model_config(config).vocab_size in (4096, 8000)
-    assert train.optimizer_config(config).steps >= 600
+    assert train_settings.model_config(config).vocab_size in (4096, 8000)
+    assert train_settings.optimizer_config(config).steps >= 600
 
 
 def test_command_line_in_a_notebook(tmp_path):
