@@ -47,9 +47,11 @@ make_venv = python='$(2)'; \
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(VENV)/.core  ## decode twenty sentences with the shipped pair, both ways
+demo: $(VENV)/.core  ## decode with the shipped pairs, both ways: repair, then translate
 	$(VENV)/bin/python -m experiments.decode --config=configs/demo.py \
 	  --workdir=$(or $(WORKDIR),runs/demo) $(ARGS)
+	$(VENV)/bin/python -m experiments.decode --config=configs/demo_ende.py \
+	  --workdir=$(or $(WORKDIR),runs/demo)_ende $(ARGS)
 
 bench: $(VENV)/.core  ## time decoder steps against the memory bandwidth of this machine
 	$(VENV)/bin/python -m experiments.benchmark --config=configs/bench.py \

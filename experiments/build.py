@@ -146,32 +146,15 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
 def dead_from(
     tokenizer: tokenizers.Tokenizer, model: t5.T5, role: str = "target"
 ) -> int | None:
-    """The id from which on the model's rows are padding; None: no row is.
-
-    Args:
-        tokenizer: the model's own.
-        model: the model.
-        role: target or draft, for the message.
+    """The id from which on the model's rows are padding; see the tokenizer's own.
 
     Raises:
-        InputError: the tokenizer knows ids that the model has no row for, or they
-            disagree about padding, which also starts a text, or its end.
+        InputError: model and tokenizer do not belong together.
     """
     config = model.config
-    for name in ("pad_id", "eos_id"):
-        ours, theirs = getattr(config, name), getattr(tokenizer, name)
-        if ours != theirs:
-            raise errors.InputError(
-                f"the {role}'s config has {name} {ours} and its tokenizer {theirs}: "
-                "they do not belong together"
-            )
-    known, rows = tokenizer.vocab_size, model.vocab_size
-    if known > rows:
-        raise errors.InputError(
-            f"the {role}'s tokenizer has {known} ids and its model {rows} rows: they "
-            "do not belong together"
-        )
-    return known if known < rows else None
+    return tokenizers.dead_from(
+        tokenizer, model.vocab_size, config.pad_id, config.eos_id, role
+    )
 
 
 def build_sampling(

@@ -13,6 +13,7 @@ from specjax.errors import InputError
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 from specjax.models.t5_weights import load_t5, save_t5
+from specjax.pair import Pair, load
 from specjax.sampling import Sampling
 from specjax.verify import Verifier, block_verify, token_verify
 
@@ -23,12 +24,14 @@ __all__ = [
     "InputError",
     "ModelDrafter",
     "NgramDrafter",
+    "Pair",
     "Sampling",
     "T5",
     "T5Config",
     "Verifier",
     "autoregressive_generate",
     "block_verify",
+    "load",
     "load_t5",
     "save_t5",
     "speculative_generate",

@@ -43,8 +43,8 @@ ALLOWED = {
     "sharding": ("errors",),
     "zoo": ("errors",),
     # The outer edge: conveniences that join everything. Nothing may import them.
-    "": (*METRICS, "models", "data"),
-    "pair": (*METRICS, "models", "data"),
+    "": (*METRICS, "models", "data", "pair"),
+    "pair": (*METRICS, "models", "data", "zoo"),
 }
 # Configs and commands stop at the door; `data` knows numpy alone.
 FORBIDDEN = ("absl", "ml_collections", "experiments", "configs", "tests")

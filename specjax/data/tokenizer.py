@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from specjax import errors
 
-MODEL_FILE, SETTINGS_FILE = "spiece.model", "tokenizer_config.json"
-FILES = (MODEL_FILE, SETTINGS_FILE)  # what a tokenizer may need of its folder
-
+# What a tokenizer may need of its folder.
+FILES = MODEL_FILE, SETTINGS_FILE = "spiece.model", "tokenizer_config.json"
 PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
@@ -354,8 +353,6 @@ def train_sentencepiece(
     path: str | pathlib.Path,
     *,
     seed: int = 0,
-    character_coverage: float = 1.0,
-    num_threads: int = 1,
 ) -> None:
     """Trains a unigram SentencePiece model with T5's special ids and normalisation.
 
@@ -367,8 +364,6 @@ def train_sentencepiece(
         vocab_size: pieces of the file, pad, eos and unk included, sentinels not.
         path: where to write the model (`spiece.model`).
         seed: of the trainer's random numbers.
-        character_coverage: share of the characters that must have a piece.
-        num_threads: threads of the trainer.
 
     Raises:
         InputError: the texts are too few for so many pieces, or the other way round.
@@ -392,12 +387,12 @@ def train_sentencepiece(
             eos_id=EOS_ID,
             unk_id=UNK_ID,
             bos_id=-1,
-            character_coverage=character_coverage,
+            character_coverage=1.0,  # every character has a piece
             required_chars="".join(
                 sorted(set(string.printable) - set(string.whitespace))
             ),
             normalization_rule_name="nmt_nfkc",
-            num_threads=num_threads,
+            num_threads=1,  # more would make the result depend on their timing
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
@@ -473,3 +468,32 @@ def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
                 f" for the target and {pieces[1]} for the draft; train or load a draft"
                 " with the target's tokenizer"
             )
+
+
+def dead_from(
+    tokenizer: Tokenizer, rows: int, pad_id: int, eos_id: int, role: str = "target"
+) -> int | None:
+    """The id from which on a model's rows are padding; None: no row is.
+
+    Args:
+        tokenizer: the model's own.
+        rows: of the model's vocabulary.
+        pad_id, eos_id: of the model; padding starts a text too.
+        role: target or draft, for the message.
+
+    Raises:
+        InputError: an id without a row, or another padding or end of a text.
+    """
+    for name, own in (("pad_id", pad_id), ("eos_id", eos_id)):
+        if own != getattr(tokenizer, name):
+            raise errors.InputError(
+                f"the {role}'s config has {name} {own} and its tokenizer "
+                f"{getattr(tokenizer, name)}: they do not belong together"
+            )
+    known = tokenizer.vocab_size
+    if known > rows:
+        raise errors.InputError(
+            f"the {role}'s tokenizer has {known} ids and its model {rows} rows: they "
+            "do not belong together"
+        )
+    return known if known < rows else None
