@@ -225,18 +225,21 @@ class TreeDrafter:
         _, cache = self.model.decode(tokens, cache, own)
         cache = cache.replace(length=length - 1)
         last = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
-        nodes, logits = last, []
-        for node in range(count):
+        # Level by level: nodes of one depth stand side by side.
+        levels = [len(path_to(node, self.parents)) for node in range(count)]
+        nodes, logits, start = last, jnp.zeros((batch, 0, target.vocab_size)), 0
+        while start < count:
             output, cache = self.model.decode(
-                nodes[:, node : node + 1], cache, own, parents=parents, start=node
+                nodes[:, start:], cache, own, parents=parents, start=start
             )
-            logits.append(output.logits)
-            if node + 1 < count:
-                above = self.parents[node + 1]
-                rank = self.parents[: node + 1].count(above)
-                best = jnp.argsort(-logits[above][:, 0], axis=-1)[:, rank]
-                nodes = jnp.concatenate([nodes, best[:, None].astype(jnp.int32)], 1)
-        probs = jax.nn.softmax(jnp.concatenate(logits, axis=1), axis=-1)
+            logits = jnp.concatenate([logits, output.logits], axis=1)
+            best = jnp.argsort(-logits, axis=-1).astype(jnp.int32)
+            start = nodes.shape[1]
+            for node in range(start, start + levels.count(levels[start - 1] + 1)):
+                above = self.parents[node]
+                rank = self.parents[:node].count(above)
+                nodes = jnp.concatenate([nodes, best[:, above, rank][:, None]], axis=1)
+        probs = jax.nn.softmax(logits, axis=-1)
         block = DraftBlock(
             tokens=nodes[:, 1:],
             length=jnp.full(batch, count - 1, jnp.int32),
@@ -276,9 +279,14 @@ def drafter(model):
     return TreeDrafter(perturbed(model, 1, 0.3))
 
 
-def test_greedy_trees_write_the_autoregressive_text(model, drafter):
+@pytest.fixture(scope="module")
+def both(model, drafter):
     budget = jnp.array([0, 1, 5, 12, 25])
-    plain, fast = generate(model, drafter, log_probs=True, trace=True, budget=budget)
+    return generate(model, drafter, log_probs=True, trace=True, budget=budget)
+
+
+def test_greedy_trees_write_the_autoregressive_text(both):
+    plain, fast = both
     np.testing.assert_array_equal(plain.tokens, fast.tokens)
     np.testing.assert_array_equal(plain.length, fast.length)
     np.testing.assert_allclose(plain.log_probs, fast.log_probs, atol=1e-4)
@@ -299,6 +307,7 @@ def test_greedy_trees_write_the_autoregressive_text(model, drafter):
         assert calls.p[row, step, top - 1] == 1.0
 
 
+@pytest.mark.slow
 def test_controls_read_each_nodes_own_path(model, drafter):
     sampling = Sampling(temperature=None, controls=(NoRepeat(),))
     plain, fast = generate(model, drafter, sampling=sampling)
@@ -313,6 +322,7 @@ def test_controls_read_each_nodes_own_path(model, drafter):
     assert fast.stats.accepted.sum() > 0
 
 
+@pytest.mark.slow
 def test_features_are_those_of_the_path(model, drafter):
     """Their sum over a decode is that of the text's own features."""
     from specjax.decoding import speculative_init, speculative_step
@@ -353,8 +363,8 @@ def test_features_are_those_of_the_path(model, drafter):
     assert state.stats.accepted.sum() > 2
 
 
-def test_a_tree_in_colour(model, drafter):
-    _, fast = generate(model, drafter, trace=True)
+def test_a_tree_in_colour(both):
+    _, fast = both
     for row in range(5):
         tokens = trace.traced_tokens(fast, row)
         written = fast.tokens[row, 1 : int(fast.length[row])].tolist()
@@ -363,6 +373,7 @@ def test_a_tree_in_colour(model, drafter):
     assert kinds == {trace.ACCEPTED, trace.CORRECTED, trace.BONUS}
 
 
+@pytest.mark.slow
 def test_a_small_tree_is_no_chain(model):
     """As many nodes as gamma: two children of the root, and a depth of one."""
     drafter = TreeDrafter(perturbed(model, 1, 0.3), parents=(-1, 0, 0))

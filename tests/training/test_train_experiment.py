@@ -283,6 +283,7 @@ def test_speed_counts_steps_alone(folder, tmp_path, monkeypatch):
     assert speeds == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_distillation_raises_alpha(folder, tmp_path):
     """And the cross entropy alone, for as many steps, raises it less."""
     config = tiny_config(folder)
