@@ -1,0 +1,53 @@
+"""Every form of the product gives the product."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.models import dense
+
+
+@pytest.mark.parametrize("rows", [(1,), (2,), (1, 2), (2, 4), (8,), (9,), (3, 20)])
+@pytest.mark.parametrize("out", [(5,), (3, 16)])
+@pytest.mark.parametrize("width", [8, 20, 48, 264])
+def test_the_product(rows, out, width):
+    x = jax.random.normal(jax.random.key(0), (*rows, width))
+    weight = jax.random.normal(jax.random.key(1), (*out, width))
+    expected = np.tensordot(np.float64(x), np.float64(weight), axes=(-1, -1))
+    got = jax.jit(dense.dense)(x, weight)
+    assert got.shape == rows + out and got.dtype == jnp.float32
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+    half = jax.jit(dense.dense, static_argnums=2)(
+        x.astype(jnp.bfloat16), weight.astype(jnp.bfloat16), jnp.float32
+    )
+    assert half.dtype == jnp.float32
+    np.testing.assert_allclose(half, expected, atol=0.02 * width**0.5 + 0.1)
+
+
+def test_gradients_of_the_unrolled_form():
+    x = jax.random.normal(jax.random.key(0), (4, 24))
+    weight = jax.random.normal(jax.random.key(1), (6, 24))
+    assert dense._small(x, weight)
+
+    def total(function):
+        return jax.grad(lambda x, w: jnp.sum(function(x, w) ** 2), argnums=(0, 1))
+
+    for ours, plain in zip(
+        total(dense.dense)(x, weight),
+        total(lambda x, w: x @ w.T)(x, weight),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_unrolled():
+    """Two to eight rows of float32, of a weight that is small and divides."""
+    weight = jnp.zeros((16, 64))
+
+    def small(rows, weight=weight, dtype=jnp.float32):
+        return dense._small(jnp.zeros((rows, weight.shape[1]), dtype), weight)
+
+    assert [rows for rows in range(1, 12) if small(rows)] == list(range(2, 9))
+    assert not small(4, jnp.zeros((4096, 256))) and not small(4, jnp.zeros((16, 20)))
+    assert not small(4, weight.astype(jnp.bfloat16), jnp.bfloat16)
