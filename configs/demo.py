@@ -2,8 +2,8 @@
 
     python -m experiments.decode --config=configs/demo.py --workdir=runs/demo
 
-Expected: every greedy output identical both ways, and a speedup above 1 on a CPU; the
-README's table holds measured values. Any other pair:
+Expected: every greedy output identical both ways; the README's table holds measured
+speedups, which are near 1 on a CPU. Any other pair:
 
     --config.target.checkpoint=DIR --config.draft.checkpoint=DIR --input=FILE
 """
