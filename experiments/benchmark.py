@@ -125,6 +125,9 @@ def reader(nbytes: int) -> Callable[[], Any]:
     return lambda: list(pool.map(np.max, parts))
 
 
+_STEPS = 24  # in a round, and as many reads of the weights
+
+
 @dataclasses.dataclass(frozen=True)
 class Streaming:
     """A step beside reading its weights, taken in turn.
@@ -154,7 +157,7 @@ def time_streaming(
     """
     inputs = jnp.full((config.batch_size, config.source_length), 2, jnp.int32)
     keys = build.row_keys(config.seed, config.batch_size)
-    steps = config.max_length - 1
+    steps = min(_STEPS, config.max_length - 1)
     read = reader(nbytes)
 
     def decode(budget: int) -> Any:
