@@ -143,8 +143,7 @@ class Streaming:
     @property
     def over_limit(self) -> float:
         """Median of step / read within each round."""
-        pairs = zip(self.step.times, self.read.times, strict=True)
-        return float(np.median([step / read for step, read in pairs]))
+        return metrics.time_ratio(self.step, self.read)
 
 
 def time_streaming(

@@ -18,10 +18,9 @@ from specjax.drafters.base import Drafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NgramDrafter
 from specjax.models import t5, t5_weights
+from specjax.pair import dead_from
 from specjax.sampling import Sampling, check_sampling
 from specjax.verify import Verifier, block_verify, token_verify
-
-_ZOO = "zoo/"
 
 # A drafter is made from the draft model, which is loaded only where the table says so.
 DRAFTERS: Mapping[str, Callable[[t5.T5 | None], Drafter]] = {
@@ -104,12 +103,10 @@ def checkpoint_folder(name: str, setting: str) -> pathlib.Path:
     """
     if not name:
         raise errors.InputError(f"config.{setting} is empty: name a model's folder")
-    if name.startswith(_ZOO):
-        try:
-            return zoo.folder(name.removeprefix(_ZOO))
-        except errors.InputError as error:
-            raise errors.InputError(f"config.{setting} is {name!r}: {error}") from error
-    path = pathlib.Path(name).expanduser().absolute()
+    try:
+        path = zoo.locate(name).expanduser().absolute()
+    except errors.InputError as error:
+        raise errors.InputError(f"config.{setting} is {name!r}: {error}") from error
     if not path.is_dir():
         raise errors.InputError(f"config.{setting} is {name!r}: no such folder")
     return path
@@ -140,20 +137,6 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
         draft_model=draft_model,
         tokenizer=tokenizer,
         num_tokens=dead_from(tokenizer, target),
-    )
-
-
-def dead_from(
-    tokenizer: tokenizers.Tokenizer, model: t5.T5, role: str = "target"
-) -> int | None:
-    """The id from which on the model's rows are padding; see the tokenizer's own.
-
-    Raises:
-        InputError: model and tokenizer do not belong together.
-    """
-    config = model.config
-    return tokenizers.dead_from(
-        tokenizer, model.vocab_size, config.pad_id, config.eos_id, role
     )
 
 

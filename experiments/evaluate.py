@@ -26,7 +26,8 @@ from specjax import errors, metrics
 from specjax.data import batches, pairs
 from specjax.data import tokenizer as tokenizers
 from specjax.decoding import DecodeOutput
-from specjax.models import t5, t5_weights
+from specjax.models import t5
+from specjax.pair import load_model
 from specjax.sampling import Sampling
 
 
@@ -48,14 +49,8 @@ def main(
         if role == "target" or config[role].checkpoint:
             setting = f"{role}.checkpoint"
             folder = build.checkpoint_folder(config[role].checkpoint, setting)
-            models[role] = (
-                t5_weights.load_t5(folder, dtype),
-                tokenizers.load_tokenizer(folder),
-            )
-    target, tokenizer = models["target"]
-    num_tokens = {
-        role: build.dead_from(own, model, role) for role, (model, own) in models.items()
-    }
+            models[role] = load_model(folder, dtype, role)
+    target, tokenizer, _ = models["target"]
     if "draft" in models:
         tokenizers.check_same_tokenizer(tokenizer, models["draft"][1])
     rows = [tokenizer.encode(pair.source) for pair in examples]
@@ -67,8 +62,8 @@ def main(
     workdir.mkdir(parents=True, exist_ok=True)
     result: dict[str, dict[str, float]] = {}
     texts: dict[str, list[str]] = {}
-    for role, (model, _) in models.items():
-        greedy = Sampling(temperature=None, num_tokens=num_tokens[role])
+    for role, (model, _, num_tokens) in models.items():
+        greedy = Sampling(temperature=None, num_tokens=num_tokens)
         outputs = [
             baseline.decode(model, part, keys, greedy, config.max_length)
             for part in parts
@@ -78,7 +73,7 @@ def main(
         result[role] = text_scores(texts[role], references)
         if role == "target" and "draft" in models:
             result["alpha"] = {"greedy": _alpha(models, parts, outputs, greedy)}
-            sampling = Sampling(num_tokens=num_tokens[role])
+            sampling = Sampling(num_tokens=num_tokens)
             sampled = [
                 baseline.decode(target, part, keys, sampling, config.max_length)
                 for part in parts
@@ -134,7 +129,7 @@ def text_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, 
 
 
 def _alpha(
-    models: dict[str, tuple[t5.T5, tokenizers.Tokenizer]],
+    models: dict[str, tuple[t5.T5, tokenizers.Tokenizer, int | None]],
     parts: Sequence[batches.InferenceBatch],
     outputs: Sequence[DecodeOutput],
     sampling: Sampling,

@@ -22,8 +22,7 @@ from configs import repair_generate
 from experiments import baseline, build, command
 from specjax import errors
 from specjax.data import batches, pairs
-from specjax.data import tokenizer as tokenizers
-from specjax.models import t5_weights
+from specjax.pair import load_model
 from specjax.sampling import Sampling
 
 
@@ -43,9 +42,8 @@ def main(
     given = build.input_file(values.input or config.input)
     sources = [pair.source for pair in pairs.load_pairs(given)]
     sources = sources[: config.limit or None]
-    tokenizer = tokenizers.load_tokenizer(folder)
-    model = t5_weights.load_t5(folder, dtype)
-    sampling = build_sampling(config, build.dead_from(tokenizer, model))
+    model, tokenizer, num_tokens = load_model(folder, dtype)
+    sampling = build_sampling(config, num_tokens)
     rows = [tokenizer.encode(source) for source in sources]
     build.check_lengths(rows, buckets, given)
     keys = build.row_keys(config.seed, len(rows))

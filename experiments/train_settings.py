@@ -12,7 +12,8 @@ from configs import repair_target
 from experiments import build
 from specjax import errors
 from specjax.data import tokenizer
-from specjax.models import t5, t5_config, t5_weights
+from specjax.models import t5, t5_config
+from specjax.pair import load_model
 from specjax.training import distill, step
 
 INITS = ("mimetic", "dictionary", "random")
@@ -92,10 +93,8 @@ def load_target(
     if not config.distill.target:
         return None, None
     folder = build.checkpoint_folder(config.distill.target, "distill.target")
-    own = tokenizer.load_tokenizer(folder)
+    target, own, _ = load_model(folder)
     tokenizer.check_same_tokenizer(own, tokenizer.load_tokenizer(config.data.folder))
-    target = t5_weights.load_t5(folder)
-    build.dead_from(own, target)
     return target, divergence_config(config)
 
 

@@ -341,14 +341,10 @@ def speculative_init(
                 length=jnp.zeros(calls, jnp.int32),
                 num_accepted=jnp.zeros(calls, jnp.int32),
                 next_token=jnp.zeros(calls, jnp.int32),
-                **(
-                    dict(
-                        parents=jnp.zeros(calls + (nodes + 1,), jnp.int32),
-                        path=jnp.zeros(calls + (gamma,), jnp.int32),
-                    )
-                    if drafter.trees
-                    else {}
-                ),
+                parents=jnp.zeros(calls + (nodes + 1,), jnp.int32)
+                if drafter.trees
+                else None,
+                path=jnp.zeros(calls + (gamma,), jnp.int32) if drafter.trees else None,
             )
         )
     return encoded, state.replace(draft_state=draft_state)
@@ -383,8 +379,9 @@ def speculative_step(
     checks.check_block(drafter, verifier, sampling, block)
     fed = jnp.concatenate([_last(state), block.tokens], axis=1)
     base = state.cache.length
-    tree: dict[str, Any] = {} if block.parents is None else {"parents": block.parents}
-    output, cache = target.decode(fed, state.cache, encoded, taps=drafter.taps, **tree)
+    output, cache = target.decode(
+        fed, state.cache, encoded, parents=block.parents, taps=drafter.taps
+    )
     prefix = block_prefix(state, block) if sampling.controls else None
     law = sampling.law(output.logits, prefix)
     if law.ids is not None and verifier.lossless:

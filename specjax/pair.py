@@ -31,8 +31,6 @@ from specjax.models.t5 import T5
 from specjax.models.t5_weights import load_t5
 from specjax.sampling import Sampling
 
-_ZOO = "zoo/"
-
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
@@ -115,6 +113,34 @@ class Pair:
         return Generation(texts=texts, output=output)
 
 
+def load_model(
+    folder: pathlib.Path, dtype: DTypeLike = jnp.float32, role: str = "target"
+) -> tuple[T5, tokenizers.Tokenizer, int | None]:
+    """A model, its tokenizer, and the id from which on the model's rows are padding.
+
+    Args:
+        folder: in Hugging Face's T5 layout.
+        dtype: of parameters and activations.
+        role: target or draft, for messages.
+
+    Raises:
+        InputError: the folder is no whole model, or its tokenizer is not the model's.
+    """
+    tokenizer = tokenizers.load_tokenizer(folder)
+    model = load_t5(folder, dtype)
+    return model, tokenizer, dead_from(tokenizer, model, role)
+
+
+def dead_from(
+    tokenizer: tokenizers.Tokenizer, model: T5, role: str = "target"
+) -> int | None:
+    """The id from which on the model's rows are padding; see the tokenizer's own."""
+    config = model.config
+    return tokenizers.dead_from(
+        tokenizer, model.vocab_size, config.pad_id, config.eos_id, role
+    )
+
+
 def load(
     target: str | pathlib.Path,
     draft: str | pathlib.Path | None = None,
@@ -133,23 +159,10 @@ def load(
         InputError: a folder is no whole model, or the two have different tokenizers.
     """
 
-    def read(name: str | pathlib.Path, role: str) -> tuple[T5, Any, int | None]:
-        text = str(name)
-        folder = pathlib.Path(name)
-        if text.startswith(_ZOO):
-            folder = zoo.folder(text.removeprefix(_ZOO))
-        tokenizer = tokenizers.load_tokenizer(folder)
-        model = load_t5(folder, dtype)
-        config = model.config
-        dead = tokenizers.dead_from(
-            tokenizer, model.vocab_size, config.pad_id, config.eos_id, role
-        )
-        return model, tokenizer, dead
-
-    model, tokenizer, num_tokens = read(target, "target")
+    model, tokenizer, num_tokens = load_model(zoo.locate(target), dtype)
     drafter = None
     if draft is not None:
-        draft_model, own, _ = read(draft, "draft")
+        draft_model, own, _ = load_model(zoo.locate(draft), dtype, "draft")
         tokenizers.check_same_tokenizer(tokenizer, own)
         drafter = ModelDrafter(draft_model)
     return Pair(model, drafter, tokenizer, num_tokens)

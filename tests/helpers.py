@@ -68,7 +68,10 @@ class TableModel:
             length=jnp.zeros(batch_size, jnp.int32),
         )
 
-    def decode(self, tokens, cache, encoded, *, taps=(), dropout_key=None):
+    def decode(
+        self, tokens, cache, encoded, *, parents=None, taps=(), dropout_key=None
+    ):
+        assert parents is None, "it decodes chains"
         memory, slots = write_tokens(cache, tokens)
         index = jnp.zeros(slots.shape, jnp.int32)
         for place in range(1, self.depth + 1):  # slot 0 holds the start token
@@ -110,7 +113,10 @@ class HashModel:
             length=jnp.zeros(batch_size, jnp.int32),
         )
 
-    def decode(self, tokens, cache, encoded, *, taps=(), dropout_key=None):
+    def decode(
+        self, tokens, cache, encoded, *, parents=None, taps=(), dropout_key=None
+    ):
+        assert parents is None, "it decodes chains"
         if cache is None:
             cache = self.init_cache(*tokens.shape)
         memory, slots = write_tokens(cache, tokens)
@@ -146,7 +152,10 @@ class ChainModel:
     def init_cache(self, batch_size, size):
         return Cache(memory=(), length=jnp.zeros(batch_size, jnp.int32))
 
-    def decode(self, tokens, cache, encoded, *, taps=(), dropout_key=None):
+    def decode(
+        self, tokens, cache, encoded, *, parents=None, taps=(), dropout_key=None
+    ):
+        assert parents is None, "it decodes chains"
         length = cache.length + tokens.shape[1]
         return DecoderOutput(logits=self.table[tokens]), cache.replace(length=length)
 

@@ -21,6 +21,7 @@ from specjax.metrics.timing import (
     measure_costs,
     time_call,
     time_calls,
+    time_ratio,
 )
 
 __all__ = [
@@ -40,4 +41,5 @@ __all__ = [
     "teacher_forced_alpha",
     "time_call",
     "time_calls",
+    "time_ratio",
 ]

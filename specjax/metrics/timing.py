@@ -140,22 +140,22 @@ class Costs:
     @property
     def cost_ratio(self) -> float:
         """c: drafting one token / one target step."""
-        return _time_ratio(self.draft, self.step) / self.gamma
+        return time_ratio(self.draft, self.step) / self.gamma
 
     @property
     def verify_ratio(self) -> float:
         """v(gamma + 1): verifying gamma drafts / one target step."""
-        return _time_ratio(self.verify, self.step)
+        return time_ratio(self.verify, self.step)
 
     @property
     def encode_ratio(self) -> float:
         """Encoding, in target steps."""
-        return _time_ratio(self.encode, self.step)
+        return time_ratio(self.encode, self.step)
 
     @property
     def draft_encode_ratio(self) -> float:
         """The drafter's set-up, in target steps."""
-        return _time_ratio(self.draft_encode, self.step)
+        return time_ratio(self.draft_encode, self.step)
 
 
 def measure_costs(
@@ -290,7 +290,7 @@ def _per_step(whole: Timing, empty: Timing, count: int) -> Timing:
     return Timing(tuple(max(time - fixed, 1e-9) / count for time in whole.times))
 
 
-def _time_ratio(numerator: Timing, denominator: Timing) -> float:
+def time_ratio(numerator: Timing, denominator: Timing) -> float:
     """Median of the ratios within each round."""
     pairs = zip(numerator.times, denominator.times, strict=True)
     return statistics.median(n / d for n, d in pairs)

@@ -7,6 +7,7 @@ import pathlib
 from specjax.errors import InputError
 
 _FOLDER = pathlib.Path(__file__).parent
+_PREFIX = "zoo/"
 
 
 def names() -> list[str]:
@@ -29,3 +30,15 @@ def folder(name: str) -> pathlib.Path:
     if name not in known:
         raise InputError(f"no model {name!r} ships here: there are {', '.join(known)}")
     return _FOLDER / name
+
+
+def locate(name: str | pathlib.Path) -> pathlib.Path:
+    """The folder of "zoo/NAME", or else the path that `name` is.
+
+    Raises:
+        InputError: "zoo/NAME" without such a model.
+    """
+    text = str(name)
+    if text.startswith(_PREFIX):
+        return folder(text.removeprefix(_PREFIX))
+    return pathlib.Path(name)

@@ -35,7 +35,10 @@ class Counter:
     def init_cache(self, batch_size, size):
         return Cache(memory=(), length=jnp.zeros(batch_size, jnp.int32))
 
-    def decode(self, tokens, cache, encoded, *, taps=(), dropout_key=None):
+    def decode(
+        self, tokens, cache, encoded, *, parents=None, taps=(), dropout_key=None
+    ):
+        assert parents is None, "it decodes chains"
         fed = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         said = (cache.length[:, None] + fed[None] + 2) % VOCABULARY
         logits = jax.nn.one_hot(said, VOCABULARY)

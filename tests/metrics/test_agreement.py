@@ -30,7 +30,10 @@ VOCABULARY, DEPTH = 4, 3
 class Table(TableModel):
     """A table model that also decodes without memory."""
 
-    def decode(self, tokens, cache, encoded, *, taps=(), dropout_key=None):
+    def decode(
+        self, tokens, cache, encoded, *, parents=None, taps=(), dropout_key=None
+    ):
+        assert parents is None, "it decodes chains"
         kept = self.init_cache(*tokens.shape) if cache is None else cache
         output, kept = super().decode(tokens, kept, encoded, taps=taps)
         output = output.replace(features=(output.logits,) * len(taps))

@@ -47,7 +47,10 @@ class Mill:
         memory = jnp.zeros((batch_size, size), jnp.int32)
         return Cache(memory=memory, length=jnp.zeros(batch_size, jnp.int32))
 
-    def decode(self, tokens, cache, encoded, *, taps=(), dropout_key=None):
+    def decode(
+        self, tokens, cache, encoded, *, parents=None, taps=(), dropout_key=None
+    ):
+        assert parents is None, "it decodes chains"
         rows = jnp.arange(tokens.shape[0])[:, None]
         slots = cache.length[:, None] + jnp.arange(tokens.shape[1])[None]
         memory = cache.memory.at[rows, slots].set(tokens, mode="drop")
