@@ -24,6 +24,9 @@ def get_config() -> ml_collections.ConfigDict:
             max_alike=20,  # sentences of one mould
             synopses=True,  # one-line summaries, in the training split only
             typo_rate=1 / 8,  # typos a word
+            copies=1,  # of each training sentence, with other typos each
             num_pieces=3996,  # without the sentinels
+            tokenizer="",  # a folder or spiece.model to copy; empty: train num_pieces
+            prefix="",  # before every source: "repair: " beside other tasks
         )
     )

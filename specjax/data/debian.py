@@ -57,7 +57,7 @@ class Description:
     verbatim: tuple[bool, ...]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """One form for each character (ligatures resolved), single spaces."""
     text = unicodedata.normalize("NFKC", text).replace("\u00ad", "")
     return " ".join(text.split())
@@ -92,7 +92,7 @@ def _paragraphs(lines: Sequence[str]) -> tuple[tuple[str, ...], tuple[bool, ...]
             texts.append([])
             kinds.append(kind)
         texts[-1].append(text)
-    joined = tuple(_plain(" ".join(text)) for text in texts)
+    joined = tuple(plain(" ".join(text)) for text in texts)
     return joined, tuple(kind == "verbatim" for kind in kinds)
 
 
@@ -128,7 +128,7 @@ def parse_descriptions(text: str) -> list[Description]:
             elif name == "Description-md5":
                 md5 = value.strip()
             elif _FIELD.match(line):
-                synopsis, in_body = _plain(value), True
+                synopsis, in_body = plain(value), True
         if package is None or md5 is None or synopsis is None:
             missing = [
                 name
@@ -197,9 +197,19 @@ class Text:
     text: str
 
 
-def _fold(text: str) -> str:
+def fold(text: str) -> str:
     """Letters and digits alone, so that copies differing in dress count as one."""
     return "".join(character for character in text.casefold() if character.isalnum())
+
+
+def has_markup(text: str) -> bool:
+    """Whether a text has addresses, paths, code, or other signs that prose has not."""
+    return _MARKUP.search(text) is not None
+
+
+def has_other_script(text: str) -> bool:
+    """Whether a text has letters that are not Latin, or symbols rare in prose."""
+    return _OTHER_SCRIPT.search(text) is not None
 
 
 def sentences(
@@ -231,13 +241,13 @@ def sentences(
             for text in () if verbatim else split_sentences(paragraph):
                 if not min_length <= len(text) <= max_length:
                     continue
-                if not _SENTENCE.fullmatch(text) or _MARKUP.search(text):
+                if not _SENTENCE.fullmatch(text) or has_markup(text):
                     continue
-                if _OTHER_SCRIPT.search(text):
+                if has_other_script(text):
                     continue
                 words = text.lower().split()
                 mould = (*words[:3], *words[-3:])
-                key = _fold(text)
+                key = fold(text)
                 if len(words) < 3 or key in seen or alike[mould] == max_alike:
                     continue
                 seen.add(key)
@@ -263,10 +273,10 @@ def synopses(
     kept = []
     for record in records:
         text = record.synopsis
-        key = _fold(text)
+        key = fold(text)
         if not min_length <= len(text) <= max_length or key in seen:
             continue
-        if _MARKUP.search(text) or _OTHER_SCRIPT.search(text):
+        if has_markup(text) or has_other_script(text):
             continue
         seen.add(key)
         kept.append(Text(record.package, text))
@@ -280,6 +290,22 @@ class TextPair:
     package: str
     source: str
     target: str
+
+
+def is_fair_pair(source: str, target: str, max_length: int, max_ratio: float) -> bool:
+    """Whether a text and its translation are in Latin letters and of like lengths.
+
+    Args:
+        source: a text.
+        target: its translation.
+        max_length: characters of the longer one.
+        max_ratio: how many times longer than the other one may be, beyond ten
+            characters.
+    """
+    short, long = sorted((len(source), len(target)))
+    if long > max_length or long > 10 + max_ratio * short:
+        return False
+    return not has_other_script(source + target)
 
 
 def pairs(
@@ -315,13 +341,10 @@ def pairs(
         if other is None:
             continue
         for source, target in _aligned(record, other, by_sentence):
-            short, long = sorted((len(source), len(target)))
-            if long > max_length or long > 10 + max_ratio * short:
-                continue
-            if _OTHER_SCRIPT.search(source + target):
+            if not is_fair_pair(source, target, max_length, max_ratio):
                 continue
             # Letters alone decide, except where a text has none.
-            key = _fold(source) or source
+            key = fold(source) or source
             if source == target or key in seen:
                 continue
             seen.add(key)

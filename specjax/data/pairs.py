@@ -1,11 +1,13 @@
-"""Source-target pairs of text from two-column TSV or JSONL files."""
+"""Source-target pairs of text from TSV or JSONL files, and limits to their lengths."""
 
+import collections
 import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable
 
 from specjax import errors
+from specjax.data import debian
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,18 +31,20 @@ def load_pairs(
     source_key: str = "source",
     target_key: str = "target",
     empty_targets: bool = False,
+    header: bool = False,
 ) -> list[Pair]:
     """Reads every line of a file as one pair.
 
     Args:
-        path: a `.tsv` file (source, tab, target; no header) or a `.jsonl` file (one
-            object a line, with the field `finished` where it is false), in UTF-8.
-        source_key: JSONL: the name of the source's field.
-        target_key: JSONL: the name of the target's field.
+        path: a `.tsv` file (source, tab, target) or a `.jsonl` file (one object a
+            line, with the field `finished` where it is false), in UTF-8.
+        source_key: the name of the source's field, or of its column under a header.
+        target_key: likewise the target's.
         empty_targets: a model that wrote these may have written nothing.
+        header: TSV: the first line names the columns, of which there may be more.
 
     Returns:
-        As many pairs as the file has lines.
+        As many pairs as the file has lines, a header not counted.
 
     Raises:
         InputError: names the file and the first line that is no pair of two non-empty
@@ -54,6 +58,7 @@ def load_pairs(
     if not path.is_file():
         raise errors.InputError(f"pairs file {path} does not exist")
     pairs = []
+    columns = None
     # Only "\n" ends a line: a text may hold other separators that Python knows.
     with open(path, "rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -62,8 +67,12 @@ def load_pairs(
                 line = raw.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise errors.InputError(f"{place} is not UTF-8") from error
+            if path.suffix == ".tsv" and header and columns is None:
+                columns = line.split("\t")
+                _check_header(columns, (source_key, target_key), place)
+                continue
             if path.suffix == ".tsv":
-                pair = _from_columns(line, place)
+                pair = _from_columns(line, place, columns, (source_key, target_key))
             else:
                 pair = _from_json(line, place, source_key, target_key)
             for name, text in (("source", pair.source), ("target", pair.target)):
@@ -75,13 +84,27 @@ def load_pairs(
     return pairs
 
 
-def _from_columns(line: str, place: str) -> Pair:
+def _check_header(columns: list[str], keys: tuple[str, str], place: str) -> None:
+    for key in keys:
+        if columns.count(key) != 1:
+            raise errors.InputError(
+                f"{place} is the header and names {columns.count(key)} columns {key!r};"
+                f" its columns are {columns}"
+            )
+
+
+def _from_columns(
+    line: str, place: str, names: list[str] | None, keys: tuple[str, str]
+) -> Pair:
     columns = line.split("\t")
-    if len(columns) != 2:
+    needed = 2 if names is None else len(names)
+    if len(columns) != needed:
         raise errors.InputError(
-            f"{place} has {len(columns)} tab-separated columns; 2 are needed"
+            f"{place} has {len(columns)} tab-separated columns; {needed} are needed"
         )
-    source, target = columns
+    source, target = (
+        columns if names is None else (columns[names.index(k)] for k in keys)
+    )
     return Pair(source, target)
 
 
@@ -117,3 +140,58 @@ def to_json(pair: Pair) -> str:
     if not pair.finished:
         line["finished"] = False
     return json.dumps(line, ensure_ascii=False)
+
+
+def within_limits(
+    pairs: Iterable[Pair],
+    max_source: int = 0,
+    max_target: int = 0,
+    shorten: bool = False,
+) -> tuple[list[Pair], dict[str, int]]:
+    """Pairs of texts that are neither empty nor too long.
+
+    Args:
+        pairs: source and target texts.
+        max_source: characters of the longest source; 0: any length.
+        max_target: characters of the longest target; 0: any length.
+        shorten: cut longer sources to the leading whole sentences that fit, instead of
+            leaving the pair out. Targets are never cut.
+
+    Returns:
+        The pairs in order; and how many were left out or shortened, by reason.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    kept = []
+    for pair in pairs:
+        source = pair.source
+        if shorten and max_source and len(source) > max_source:
+            source = leading(debian.split_sentences(source), max_source)
+            counts["shortened"] += bool(source)
+        if not pair.source.strip() or not pair.target.strip():
+            counts["left_out_empty"] += 1
+        elif not source or 0 < max_source < len(source):
+            counts["left_out_long_source"] += 1
+        elif 0 < max_target < len(pair.target):
+            counts["left_out_long_target"] += 1
+        else:
+            kept.append(dataclasses.replace(pair, source=source))
+    return kept, dict(counts)
+
+
+def leading(parts: Iterable[str], max_length: int) -> str:
+    """As many whole parts from the first on as fit, joined by spaces.
+
+    Args:
+        parts: sentences or paragraphs.
+        max_length: characters of the whole.
+
+    Returns:
+        The text; empty if not even the first part fits.
+    """
+    text = ""
+    for part in parts:
+        longer = f"{text} {part}" if text else part
+        if len(longer) > max_length:
+            break
+        text = longer
+    return text

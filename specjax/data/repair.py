@@ -60,6 +60,17 @@ def corrupt(sentence: str, seed: int = 0, typo_rate: float = 1 / 8) -> str:
     )
 
 
-def example(sentence: str, seed: int = 0, typo_rate: float = 1 / 8) -> pairs.Pair:
-    """The sentence's corrupted form as source and itself as target; see `corrupt`."""
-    return pairs.Pair(corrupt(sentence, seed, typo_rate), sentence)
+def example(
+    sentence: str, seed: int = 0, typo_rate: float = 1 / 8, copy: int = 0
+) -> pairs.Pair:
+    """The sentence's corrupted form as source and itself as target; see `corrupt`.
+
+    Args:
+        sentence: a well-formed sentence.
+        seed: from 0 to 2^32 - 1; another seed places other typos.
+        typo_rate: see `corrupt`.
+        copy: which of several drawings; the first is 0. Each is drawn apart from the
+            others, so that a sentence may come out twice without a typo.
+    """
+    # Copies of one seed are not those of the next one.
+    return pairs.Pair(corrupt(sentence, seed + (copy << 32), typo_rate), sentence)

@@ -73,3 +73,40 @@ def test_missing_files_and_bytes_that_are_no_text(tmp_path):
     (tmp_path / "b.tsv").write_bytes(b"a\tb\n\xff\tc\n")
     with pytest.raises(errors.InputError, match="line 2 is not UTF-8"):
         pairs.load_pairs(tmp_path / "b.tsv")
+
+
+def test_a_header_names_the_columns(tmp_path):
+    path = _write(tmp_path / "a.tsv", "id\tde\ten\r\n1\tzwei\ttwo\n")
+    assert pairs.load_pairs(path, "en", "de", header=True) == [
+        pairs.Pair("two", "zwei")
+    ]
+    for content, message in (
+        ("id\ten\n1\ttwo\n", "line 1 is the header and names 0 columns 'de'"),
+        ("de\ten\ten\n1\t2\t3\n", "line 1 is the header and names 2 columns 'en'"),
+        ("en\tde\tx\ntwo\tzwei\n", "line 2 has 2 tab-separated columns; 3 are"),
+        ("en\tde\n", "is empty"),
+    ):
+        path = _write(tmp_path / "a.tsv", content)
+        with pytest.raises(errors.InputError, match=message):
+            pairs.load_pairs(path, "en", "de", header=True)
+
+
+def test_limits_leave_out_and_count():
+    rows = [
+        pairs.Pair("One two.", "1 2"),
+        pairs.Pair("One two. Three four. Five six.", "long source"),
+        pairs.Pair("Three.", "a target beyond the limit"),
+        pairs.Pair(" ", "empty source"),
+        pairs.Pair("Onetwothreefourfivesixseven", "no end"),
+    ]
+    assert pairs.within_limits(rows)[0] == [*rows[:3], rows[4]]
+    kept, counts = pairs.within_limits(rows, 20, 20)
+    assert kept == rows[:1]
+    assert counts == {
+        "left_out_empty": 1,
+        "left_out_long_source": 2,
+        "left_out_long_target": 1,
+    }
+    kept, counts = pairs.within_limits(rows, 20, 20, shorten=True)
+    assert kept == [rows[0], pairs.Pair("One two. Three four.", "long source")]
+    assert counts["shortened"] == 1 and counts["left_out_long_source"] == 1

@@ -37,6 +37,18 @@ def test_corruption_is_a_function_of_sentence_and_seed():
 EXPECTED = "alpah bta gammma"
 
 
+def test_copies_have_typos_of_their_own():
+    sentences = [f"{LONG} number {i}." for i in range(50)]
+    drawn = [[repair.example(s, 3, copy=c) for s in sentences] for c in range(3)]
+    assert drawn[0] == [repair.example(s, 3) for s in sentences]
+    assert drawn[1] == [repair.example(s, 3, copy=1) for s in sentences]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        same = zip(drawn[first], drawn[second], strict=True)
+        assert sum(a == b for a, b in same) < 15
+    # The second copy of one seed is not the first of the next.
+    assert drawn[1] != [repair.example(s, 4) for s in sentences]
+
+
 def test_one_word_in_eight_has_one_typo():
     words = wrong = 0
     for i in range(400):
