@@ -86,12 +86,22 @@ def main(
 
 
 def random_model(shape: t5_config.T5Config, dtype: Any, seed: int) -> t5.T5:
-    """A T5 of random weights, made in one program."""
+    """A T5 of random weights, drawn one array at a time.
 
-    def make(key: jax.Array) -> t5.T5:
-        return jax.tree.map(lambda x: x.astype(dtype), t5.T5(shape, key))
+    One program for all of them would hold more than twice their bytes, and that would
+    be the peak of memory.
+    """
+    rng = np.random.default_rng(seed)
 
-    return jax.block_until_ready(jax.jit(make)(jax.random.key(seed)))
+    def fill(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        if leaf.ndim < 2:  # scales of norms
+            return jnp.ones(leaf.shape, dtype)
+        values = rng.standard_normal(leaf.shape, np.float32)
+        values *= leaf.shape[-1] ** -0.5
+        return jnp.asarray(values, dtype)
+
+    abstract = jax.eval_shape(lambda key: t5.T5(shape, key), jax.random.key(0))
+    return jax.tree.map(fill, abstract)
 
 
 def streamed_parameters(shape: t5_config.T5Config) -> int:

@@ -122,6 +122,11 @@ def build_modes(
     Raises:
         InputError: an unknown or missing run, or sampling that means nothing.
     """
+    if config.sampling.temperature == 0:
+        raise errors.InputError(
+            "config.sampling.temperature is 0, which is the greedy run: "
+            "--config.runs=greedy leaves the sampled one out"
+        )
     greedy = Sampling(temperature=None, num_tokens=num_tokens)
     sampled = build.build_sampling(config.sampling, "sampling", num_tokens)
     draft = build.build_draft_sampling(config, num_tokens)
@@ -188,8 +193,10 @@ def _show(
     mode: compare.Mode,
 ) -> None:
     """Prints each line's decode in colour; it is decoded once more, with a trace."""
+    from rich.padding import Padding
     from rich.text import Text
 
+    marks = console.color_system is None  # a file, a pipe, a terminal without colours
     traced: dict[int, Text] = {}
     if mode.gamma:
         for part in parts:
@@ -197,12 +204,14 @@ def _show(
             for slot in np.flatnonzero(part.valid):
                 tokens = trace.traced_tokens(output, int(slot))
                 texts = pair.tokenizer.decode_pieces([t.token for t in tokens])
-                traced[int(part.rows[slot])] = trace.coloured(tokens, texts)
-        console.print(trace.legend())
+                traced[int(part.rows[slot])] = trace.coloured(
+                    tokens, texts, marks=marks
+                )
+        console.print(trace.legend(marks=marks))
     for record in records:
         row = record["row"]
         console.print(Text(f"{row + 1:>3}  {record['input']}", "dim"))
-        console.print(Text("     ").append(traced.get(row, Text(record["text"]))))
+        console.print(Padding(traced.get(row, Text(record["text"])), (0, 0, 0, 5)))
 
 
 def _exit_code(results: dict[str, dict[str, Any]], tie: float, console: Any) -> int:

@@ -45,7 +45,7 @@ class Generation:
     output: DecodeOutput
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Pair:
     """Models and tokenizer, loaded.
 
@@ -60,6 +60,15 @@ class Pair:
     drafter: Drafter | None
     tokenizer: tokenizers.Tokenizer
     num_tokens: int | None
+
+    def __repr__(self) -> str:
+        # Every array of both models would fill pages of a notebook.
+        drafter = None if self.drafter is None else type(self.drafter).__name__
+        return (
+            f"Pair(target={type(self.target).__name__} of width "
+            f"{self.target.config.d_model}, drafter={drafter}, "
+            f"{self.tokenizer.vocab_size} tokens)"
+        )
 
     def generate(
         self,
@@ -77,14 +86,21 @@ class Pair:
             seed: row i draws with key i of ``split(key(seed))``.
             sampling: greedy unless told otherwise.
             pad_to_multiple: source tokens are padded to a multiple of it, so that
-                texts of like lengths share a program.
+                texts of like lengths share a program. A source may be of any length;
+                what a model was trained on is the caller's to know.
             **options: of `speculative_generate` or `autoregressive_generate`.
 
         Raises:
-            InputError: no source, or options that mean nothing.
+            InputError: no source, one without text, a text in place of a list of
+                texts, or options that mean nothing.
         """
+        if isinstance(sources, str):
+            raise InputError("sources is one text: give a list, such as [text]")
         if not sources:
             raise InputError("there is no source to decode: give one text or more")
+        for number, source in enumerate(sources):
+            if not source.strip():
+                raise InputError(f"sources[{number}] is empty: nothing to decode")
         rows = [self.tokenizer.encode(source) for source in sources]
         width = -(-max(map(len, rows)) // pad_to_multiple) * pad_to_multiple
         inputs, mask = batches.pad_to_bucket(rows, width)
@@ -158,7 +174,6 @@ def load(
     Raises:
         InputError: a folder is no whole model, or the two have different tokenizers.
     """
-
     model, tokenizer, num_tokens = load_model(zoo.locate(target), dtype)
     drafter = None
     if draft is not None:

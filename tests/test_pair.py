@@ -71,7 +71,17 @@ def test_seeds_and_sampling(pair):
 def test_refusals(folders, pair):
     with pytest.raises(InputError, match="no source to decode"):
         pair.generate([])
+    with pytest.raises(InputError, match=r"sources is one text: give a list"):
+        pair.generate("the program")
+    with pytest.raises(InputError, match=r"sources\[1\] is empty"):
+        pair.generate([LINES[0], " "])
+    with pytest.raises(InputError, match="there is no folder"):
+        specjax.load("absent")
     with pytest.raises(InputError, match="no model 'none' ships here"):
         specjax.load("zoo/none")
     with pytest.raises(InputError, match="top_p is 0"):
         pair.generate(LINES, sampling=Sampling(top_p=0.0), **OPTIONS)
+
+
+def test_it_shows_itself_on_one_line(pair):
+    assert "ModelDrafter" in repr(pair) and len(repr(pair)) < 100

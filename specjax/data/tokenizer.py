@@ -419,7 +419,7 @@ def load_tokenizer(directory: str | pathlib.Path) -> Tokenizer:
     """
     directory = pathlib.Path(directory)
     if not directory.is_dir():
-        raise errors.InputError(f"tokenizer directory {directory} does not exist")
+        raise errors.InputError(f"there is no folder {directory}")
     settings: dict[str, Any] = {}
     settings_path = directory / SETTINGS_FILE
     if settings_path.is_file():

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 ACCEPTED, CORRECTED, BONUS = "accepted", "corrected", "bonus"
 
-# Told apart by people with any colour vision, and without colour by their underline.
+# Told apart by people with any colour vision.
 STYLES = {
     ACCEPTED: "green",
     CORRECTED: "bold yellow underline",
     BONUS: "bold bright_blue",
 }
+# Around a token, where there are no colours.
+_MARKS = {ACCEPTED: ("", ""), CORRECTED: ("[", "]"), BONUS: ("{", "}")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +75,15 @@ def traced_tokens(output: DecodeOutput, row: int) -> list[TracedToken]:
     return tokens[: int(output.stats.emitted[row])]
 
 
-def coloured(tokens: Sequence[TracedToken], texts: Sequence[str]) -> Text:
+def coloured(
+    tokens: Sequence[TracedToken], texts: Sequence[str], *, marks: bool = False
+) -> Text:
     """The decode for a terminal; a thin bar marks where a target call ended.
 
     Args:
         tokens: from `traced_tokens`.
         texts: what each token adds to the text.
+        marks: brackets around corrected and bonus tokens, for a place without colours.
 
     Raises:
         InputError: not one text per token.
@@ -89,14 +94,23 @@ def coloured(tokens: Sequence[TracedToken], texts: Sequence[str]) -> Text:
         raise InputError(f"{len(texts)} texts for {len(tokens)} tokens: one each")
     line = Text()
     for i, (token, text) in enumerate(zip(tokens, texts, strict=True)):
-        line.append(text, style=STYLES[token.kind])
+        line.append(_marked(text, token.kind, marks), style=STYLES[token.kind])
         if i + 1 < len(tokens) and tokens[i + 1].call != token.call:
             line.append("\N{BOX DRAWINGS LIGHT VERTICAL}", style="dim")
     return line
 
 
-def legend() -> Text:
-    """What the colours mean."""
+def _marked(text: str, kind: str, marks: bool) -> str:
+    first, last = _MARKS[kind] if marks else ("", "")
+    # The space before a word belongs to no token's meaning.
+    word = text.lstrip(" ")
+    if not word:
+        return text
+    return text[: len(text) - len(word)] + first + word + last
+
+
+def legend(*, marks: bool = False) -> Text:
+    """What the colours, or the marks in their place, mean."""
     from rich.text import Text
 
     line = Text()
@@ -105,5 +119,5 @@ def legend() -> Text:
         (CORRECTED, "corrected"),
         (BONUS, "bonus of a whole block"),
     ):
-        line.append(meaning, style=STYLES[kind]).append("   ")
+        line.append(_marked(meaning, kind, marks), style=STYLES[kind]).append("   ")
     return line.append("\N{BOX DRAWINGS LIGHT VERTICAL} end of a target call", "dim")

@@ -242,7 +242,7 @@ def test_load_knows_byt5(tmp_path):
 def test_load_says_what_is_missing(tmp_path):
     with pytest.raises(errors.InputError, match=r"needs spiece\.model"):
         tokenizer.load_tokenizer(tmp_path)
-    with pytest.raises(errors.InputError, match="does not exist"):
+    with pytest.raises(errors.InputError, match="there is no folder"):
         tokenizer.load_tokenizer(tmp_path / "nowhere")
     (tmp_path / "spiece.model").write_bytes(b"half a file")
     with pytest.raises(errors.InputError, match="not a SentencePiece model"):

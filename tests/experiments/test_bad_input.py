@@ -83,6 +83,7 @@ SETTINGS = {
     "sampling.top_p=0": "config.sampling.top_p is 0.0: it must be in (0, 1]",
     "sampling.top_p=1.5": "config.sampling.top_p is 1.5",
     "sampling.top_k=0": "config.sampling.top_k is 0: it must be a whole number",
+    "sampling.temperature=0": "config.sampling.temperature is 0, which is the greedy",
     "sampling.temperature=-1": "config.sampling.temperature is -1.0",
     "sampling.temperature=nan": "config.sampling.temperature is nan",
     "draft_sampling.top_p=0": "config.draft_sampling.top_p is 0.0",

@@ -92,6 +92,23 @@ def test_colours_lose_nothing_of_the_text():
     assert len({trace.STYLES[kind] for kind in (A, B, C)}) == 3
 
 
+def test_without_colours_brackets_tell_the_kinds_apart():
+    texts = ["The", " cat", "", " x", "ä", "y", " z", ".", ""]
+    tokens = trace.traced_tokens(output(CALLS, 9), 0)
+    marked = {A: "{}", C: "[{}]", B: "{{{}}}"}
+    expected = ""
+    for i, (own, text) in enumerate(zip(tokens, texts, strict=True)):
+        space = " " * (len(text) - len(text.lstrip()))
+        expected += space
+        if text.strip():
+            expected += marked[own.kind].format(text.strip())
+        if i + 1 < len(tokens) and tokens[i + 1].call != own.call:
+            expected += BAR
+    assert trace.coloured(tokens, texts, marks=True).plain == expected
+    legend = trace.legend(marks=True).plain
+    assert "[corrected]" in legend and "{bonus of a whole block}" in legend
+
+
 def test_one_text_per_token():
     tokens = trace.traced_tokens(output(CALLS, 9), 0)
     with pytest.raises(InputError, match="8 texts for 9 tokens"):
