@@ -17,12 +17,13 @@ from specjax.data import tokenizer as tokenizers
 from specjax.drafters.base import Drafter
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NgramDrafter
-from specjax.models import t5, t5_weights
+from specjax.models import shared_encoder, t5, t5_weights
 from specjax.pair import dead_from
 from specjax.sampling import Sampling, check_sampling
 from specjax.verify import Verifier, block_verify, token_verify
 
 # A drafter is made from the draft model, which is loaded only where the table says so.
+# A draft model that shares the target's encoder is one like any other: "model".
 DRAFTERS: Mapping[str, Callable[[t5.T5 | None], Drafter]] = {
     "model": ModelDrafter,
     "ngram": lambda _: NgramDrafter(),
@@ -83,14 +84,15 @@ class Pair:
     Attributes:
         target: the target model.
         drafter: proposes tokens.
-        draft_model: the drafter's own model, if it has one.
+        draft_model: the drafter's own model, if it has one; with the target where it
+            shares the target's encoder.
         tokenizer: that of both models.
         num_tokens: ids with a meaning; the rows past them are dead. None: none are.
     """
 
     target: t5.T5
     drafter: Drafter
-    draft_model: t5.T5 | None
+    draft_model: t5.T5 | shared_encoder.SharedEncoderDraft | None
     tokenizer: tokenizers.Tokenizer
     num_tokens: int | None
 
@@ -116,8 +118,8 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
     """Loads target, draft and tokenizer.
 
     Raises:
-        InputError: a name or a folder is wrong, a checkpoint is damaged, or the draft
-            has another tokenizer than the target.
+        InputError: a name or a folder is wrong, a checkpoint is damaged, the draft has
+            another tokenizer than the target, or reads an encoder of another width.
     """
     make_drafter = named(DRAFTERS, config.drafter, "drafter")
     dtype = named(DTYPES, config.dtype, "dtype")
@@ -134,7 +136,7 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
     return Pair(
         target=target,
         drafter=make_drafter(draft_model),
-        draft_model=draft_model,
+        draft_model=draft_model and shared_encoder.whole(draft_model, target),
         tokenizer=tokenizer,
         num_tokens=dead_from(tokenizer, target),
     )

@@ -10,7 +10,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Int
 
 from specjax.drafters.base import Committed
-from specjax.models.base import Cache, Encoded, EncoderDecoder
+from specjax.models.base import Cache, Encoded, EncoderDecoder, encode_draft
 from specjax.sampling import Sampling, draw_law, fit_vocabulary
 from specjax.types import DraftBlock, Law, Noise, Prefix
 
@@ -20,7 +20,7 @@ class ModelDraftState:
     """The draft model's memory.
 
     Attributes:
-        encoded: its encoder's result.
+        encoded: its encoder's result, or the target's projected to its width.
         cache: holds the prefix up to, but without, the last *two* committed tokens. The
             last drafted token is never fed, so after a full acceptance the memory lags
             by two; feeding two tokens in every first step covers both cases at the
@@ -37,7 +37,8 @@ class ModelDrafter:
 
     Attributes:
         model: any `EncoderDecoder`; its vocabulary may be padded otherwise than the
-            target's.
+            target's. One that shares the target's encoder (`models.base.encode_draft`)
+            runs none of its own.
     """
 
     model: Any
@@ -61,8 +62,12 @@ class ModelDrafter:
         length: Int[Array, " B"],
         size: int,
     ) -> ModelDraftState:
-        """Encodes the sources and feeds the prefixes."""
-        own = self.model.encode(inputs, mask)
+        """Encodes the sources and feeds the prefixes.
+
+        Raises:
+            InputError: the model shares the encoder of targets of another width.
+        """
+        own = encode_draft(self.model, encoded, inputs, mask)
         cache = self.model.init_cache(inputs.shape[0], size)
         if prefix.shape[1] > 2:
             _, cache = self.model.decode(prefix, cache, own)

@@ -55,7 +55,10 @@ class DecoderOutput:
 
 
 class EncoderDecoder(Protocol):
-    """The contract between decoding and a model. Decoding never imports a model."""
+    """The contract between decoding and a model. Decoding never imports a model.
+
+    A draft may do without an encoder and read the target's: see `encode_draft`.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -109,3 +112,26 @@ class EncoderDecoder(Protocol):
         The caller sets the length; slots past it need no sense.
         """
         ...
+
+
+def encode_draft(
+    model: EncoderDecoder,
+    encoded: Encoded,
+    inputs: Int[Array, "B S"],
+    mask: Bool[Array, "B S"],
+) -> Encoded:
+    """What a draft model decodes from: its own encoder's result, or the target's.
+
+    A model shares the target's encoder if it says so by `shares_encoder`; then
+    ``encode_shared(encoded)`` makes the target's result its own.
+
+    Args:
+        model: the draft.
+        encoded: the target's.
+        inputs: source ids.
+        mask: True at real source tokens.
+    """
+    # Asked so, because a model that has an encoder need not know of the choice.
+    if getattr(model, "shares_encoder", False):
+        return model.encode_shared(encoded)  # type: ignore[attr-defined]
+    return model.encode(inputs, mask)

@@ -218,6 +218,9 @@ def _write(memory: KeysValues, new: KeysValues, slots: jax.Array) -> KeysValues:
 class T5(nnx.Module):
     """A T5 encoder-decoder. Owns the embedding, which a tied head shares.
 
+    With ``config.encoder_width`` it is a draft that shares its target's encoder: it has
+    a projection in the place of an encoder, and `encode_shared` in that of `encode`.
+
     Args:
         config: the shape.
         key: initialises the parameters.
@@ -238,7 +241,11 @@ class T5(nnx.Module):
             DecoderBlock(config, k, i == 0 or config.bias_per_layer)
             for i, k in enumerate(decoder_keys)
         )
-        self.encoder_norm = RMSNorm(config)
+        read = config.encoder_width
+        self.encoder_norm = RMSNorm(config) if read is None else None
+        self.projection = (
+            None if read is None else _normal(keys[1], (width, read), read**-0.5)
+        )
         self.decoder_norm = RMSNorm(config)
         self.head = (
             None
@@ -250,6 +257,11 @@ class T5(nnx.Module):
     def vocab_size(self) -> int:
         """Rows of the head."""
         return self.config.vocab_size
+
+    @property
+    def shares_encoder(self) -> bool:
+        """Whether it reads a target's encoder and has none of its own."""
+        return self.projection is not None
 
     @property
     def dtype(self) -> jnp.dtype:
@@ -270,8 +282,16 @@ class T5(nnx.Module):
             mask: True at real tokens. Ids play no part in it: an id 0 inside a source
                 is a token like any other.
             dropout_key: trains with dropout when given.
+
+        Raises:
+            InputError: the model shares its target's encoder.
         """
         config = self.config
+        if self.encoder_norm is None:
+            raise InputError(
+                "this draft has no encoder of its own: it reads that of a target of "
+                f"width {config.encoder_width}, and drafts for one alone"
+            )
         dropout = Dropout(dropout_key, config.dropout_rate)
         positions = np.arange(inputs.shape[1])
         buckets = relative_position_bucket(
@@ -293,6 +313,44 @@ class T5(nnx.Module):
             x = block.feed_forward(x, dropout)
         encoded = Encoded(hidden=dropout(self.encoder_norm(x)), mask=mask)
         return encoded.replace(cross=self._cross(encoded))
+
+    def check_encoder_width(self, width: int) -> None:
+        """Refuses a target whose encoder this draft cannot read.
+
+        Args:
+            width: of the target.
+
+        Raises:
+            InputError: the draft shares its target's encoder, of another width.
+        """
+        wanted = self.config.encoder_width
+        if wanted is not None and wanted != width:
+            raise InputError(
+                f"the draft reads the encoder of a target of width {wanted}, and this "
+                f"target's width is {width}"
+            )
+
+    def encode_shared(
+        self, encoded: Encoded, *, dropout_key: Key[Array, ""] | None = None
+    ) -> Encoded:
+        """Projects a target's encoder output; takes the place of `encode`.
+
+        Args:
+            encoded: the target's; no gradient flows into it.
+            dropout_key: trains with dropout when given.
+
+        Raises:
+            InputError: the model has an encoder of its own, or reads another width.
+        """
+        if self.projection is None:
+            raise InputError("this model has an encoder of its own: call encode")
+        self.check_encoder_width(encoded.hidden.shape[-1])
+        dropout = Dropout(dropout_key, self.config.dropout_rate)
+        hidden = jax.lax.stop_gradient(encoded.hidden).astype(self.dtype)
+        own = Encoded(
+            hidden=dropout(dense(hidden, self.projection[...])), mask=encoded.mask
+        )
+        return own.replace(cross=self._cross(own))
 
     def _cross(self, encoded: Encoded) -> tuple[KeysValues, ...]:
         heads = self.config.num_heads

@@ -36,6 +36,11 @@ _SIZES = (
     "num_buckets",
     "max_distance",
 )
+_SIZES_SHARED = tuple(
+    "encoder_width" if name == "num_encoder_layers" else name for name in _SIZES
+)
+# Ends the model_type of a draft without an encoder, so that others refuse it by name.
+_SHARED = "_shared_encoder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +53,7 @@ class T5Config:
         d_kv: width of one head.
         num_heads: attention heads.
         d_ff: hidden units of the feed-forward layer.
-        num_encoder_layers: encoder blocks.
+        num_encoder_layers: encoder blocks; 0 where `encoder_width` is given.
         num_decoder_layers: decoder blocks.
         gated: feed-forward ``wo(act(wi_0 x) * wi_1 x)`` instead of ``wo(act(wi x))``.
         activation: "relu" or "gelu_new" (the tanh approximation).
@@ -61,6 +66,9 @@ class T5Config:
         dropout_rate: used when a dropout key is given.
         pad_id: padding, and the decoder's start token.
         eos_id: end of sequence.
+        encoder_width: of a draft without an encoder: the width of the target's encoder
+            output, which its decoder reads through a projection. None: the model has an
+            encoder of its own.
     """
 
     vocab_size: int
@@ -81,9 +89,16 @@ class T5Config:
     dropout_rate: float = 0.1
     pad_id: int = 0
     eos_id: int = 1
+    encoder_width: int | None = None
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        if self.encoder_width is not None and self.num_encoder_layers != 0:
+            raise InputError(
+                f"T5Config.num_encoder_layers is {self.num_encoder_layers} and "
+                f"encoder_width {self.encoder_width}: a draft that reads its target's "
+                "encoder has none of its own, so it must be 0."
+            )
+        for name in _SIZES if self.encoder_width is None else _SIZES_SHARED:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(
@@ -181,6 +196,9 @@ class T5Config:
         """
         fields, where = _read(source)
         model_type = fields.get("model_type", "t5")
+        shares_encoder = str(model_type).endswith(_SHARED)
+        if shares_encoder:
+            model_type = model_type.removesuffix(_SHARED)
         if model_type not in MODEL_TYPES:
             raise InputError(
                 f"model_type in {where} is {model_type!r}; supported are "
@@ -230,6 +248,7 @@ class T5Config:
                 dropout_rate=fields.get("dropout_rate", 0.1),
                 pad_id=pad_id,
                 eos_id=_one_id(fields, "eos_token_id", 1, where),
+                encoder_width=size("encoder_d_model") if shares_encoder else None,
             )
         except InputError as error:
             raise InputError(f"{where} cannot be used: {error}") from error
@@ -239,12 +258,19 @@ class T5Config:
 
         mT5 is written as ``t5``: with an unscaled head the two are the same function.
         A tied unscaled or an untied scaled head is what transformers 5 alone can read.
+        A draft without an encoder is written under a ``model_type`` of its own, which
+        transformers refuses by name, with the width it reads as ``encoder_d_model``.
         """
         model_type = "umt5" if self.bias_per_layer else "t5"
+        architecture = f"{model_type.upper()}ForConditionalGeneration"
+        own = {}
+        if self.encoder_width is not None:
+            model_type, architecture = f"{model_type}{_SHARED}", "SharedEncoderDraft"
+            own["encoder_d_model"] = self.encoder_width
         forms = {form: name for name, form in reversed(_PROJECTIONS.items())}
         projection = forms[self.gated, self.activation]
-        return {
-            "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
+        return own | {
+            "architectures": [architecture],
             "d_ff": self.d_ff,
             "d_kv": self.d_kv,
             "d_model": self.d_model,
@@ -271,22 +297,32 @@ class T5Config:
 
 def num_parameters(config: T5Config) -> int:
     """Number of weights of a T5 of this shape; a tied head counts once."""
+    return (
+        config.vocab_size * config.d_model * (1 if config.tied_head else 2)
+        + num_encoder_parameters(config)
+        + _stack_parameters(config, config.num_decoder_layers, 2)
+    )
+
+
+def num_encoder_parameters(config: T5Config) -> int:
+    """Number of weights, the embedding apart, that run once per source.
+
+    Those of the encoder or, in a draft without one, of the projection that takes its
+    place. The projections of cross-attention count as the decoder's.
+    """
+    if config.encoder_width is not None:
+        return config.d_model * config.encoder_width
+    return _stack_parameters(config, config.num_encoder_layers, 1)
+
+
+def _stack_parameters(config: T5Config, num_layers: int, num_attentions: int) -> int:
     attention = 4 * config.d_model * config.d_attention
     feed_forward = (3 if config.gated else 2) * config.d_model * config.d_ff
+    norms = num_attentions + 1
+    block = num_attentions * attention + feed_forward + norms * config.d_model
+    tables = num_layers if config.bias_per_layer else 1
     table = config.num_buckets * config.num_heads
-
-    def stack(num_layers: int, num_attentions: int) -> int:
-        norms = num_attentions + 1
-        block = num_attentions * attention + feed_forward + norms * config.d_model
-        tables = num_layers if config.bias_per_layer else 1
-        return num_layers * block + tables * table + config.d_model
-
-    embedding = config.vocab_size * config.d_model
-    return (
-        embedding * (1 if config.tied_head else 2)
-        + stack(config.num_encoder_layers, 1)
-        + stack(config.num_decoder_layers, 2)
-    )
+    return num_layers * block + tables * table + config.d_model
 
 
 def _read(

@@ -47,12 +47,17 @@ Slot = tuple[tuple[str | int, ...], int | None]
 def tensor_table(config: T5Config) -> dict[str, Slot]:
     """Hugging Face tensor name -> (parameter path, index in a fused parameter).
 
+    ``encoder.projection`` of a draft that shares its target's encoder is our own name.
+
     This one table drives both reading and writing.
     """
     table: dict[str, Slot] = {_EMBEDDING[0]: (("embedding",), None)}
 
     def add(name: str, *path: str | int, index: int | None = None) -> None:
         table[f"{name}.weight"] = (path, index)
+
+    if config.encoder_width is not None:
+        add("encoder.projection", "projection")
 
     def attention(name: str, *path: str | int, has_bias: bool) -> None:
         for index, letter in enumerate("qkv"):
@@ -87,7 +92,8 @@ def tensor_table(config: T5Config) -> dict[str, Slot]:
                 add(f"{name}.1.layer_norm", *cross, "norm", "scale")
             last = 1 if stack == "encoder" else 2
             feed_forward(f"{name}.{last}", *block, "feed_forward")
-        add(f"{stack}.final_layer_norm", f"{stack}_norm", "scale")
+        if num_layers:
+            add(f"{stack}.final_layer_norm", f"{stack}_norm", "scale")
     if not config.tied_head:
         table[_HEAD] = (("head",), None)
     return table

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 
 from specjax import ModelDrafter, NgramDrafter, Sampling
 from specjax.drafters.base import Committed
+from specjax.training.draft_init import draft_from_target
 from specjax.types import Noise
 from tests.helpers import (
     chi_square_p,
@@ -27,12 +31,35 @@ CUT = Sampling(temperature=0.6, top_k=3, top_p=0.95)
 GREEDY = Sampling(temperature=None)
 
 
+@struct.dataclass
+class Sharing:
+    """A table model that takes what it knows of the source from the target alone."""
+
+    model: Any
+
+    shares_encoder: ClassVar[bool] = True
+
+    @property
+    def vocab_size(self):
+        return self.model.vocab_size
+
+    def encode_shared(self, encoded):
+        return encoded
+
+    def init_cache(self, batch_size, size):
+        return self.model.init_cache(batch_size, size)
+
+    def decode(self, tokens, cache, encoded, **options):
+        return self.model.decode(tokens, cache, encoded, **options)
+
+
 def drafters(model):
     """Every drafter of the package, with each way to sample that it knows."""
     return {
         "model": (ModelDrafter(model), PLAIN),
         "model, cut law": (ModelDrafter(model), CUT),
         "model, greedy": (ModelDrafter(model), GREEDY),
+        "model, shared encoder": (ModelDrafter(Sharing(model)), PLAIN),
         "ngram": (NgramDrafter(), PLAIN),
     }
 
@@ -169,9 +196,11 @@ def test_commit_keeps_the_memory_in_step(name):
 
 
 @pytest.mark.slow
-def test_t5_commit_keeps_the_memory_in_step():
+@pytest.mark.parametrize("shared", [False, True])
+def test_t5_commit_keeps_the_memory_in_step(shared):
     target = tiny_t5(0)
-    drafter = ModelDrafter(perturbed(target, 1, 0.1))
+    model = draft_from_target(target, (), (0, 1)) if shared else target
+    drafter = ModelDrafter(perturbed(model, 1, 0.1))
     commit_and_draft(drafter, GREEDY, target, 64, atol=1e-5)
 
 

@@ -139,6 +139,12 @@ def test_unknown_preset_names_close_ones():
         ({"dropout_rate": 1.0}, "dropout_rate must be a number in"),
         ({"eps": 0.0}, "eps must be a positive number"),
         ({"eos_id": 128}, "eos_id must be an id below vocab_size"),
+        ({"num_encoder_layers": 0}, "num_encoder_layers must be .* at least 1"),
+        ({"encoder_width": 16}, "num_encoder_layers is 2 and encoder_width 16"),
+        (
+            {"num_encoder_layers": 0, "encoder_width": 0},
+            "encoder_width must be a whole number.*0",
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -293,7 +299,7 @@ def test_json_round_trip_of_every_field():
         d_kv=4,
         num_heads=3,
         d_ff=7,
-        num_encoder_layers=2,
+        num_encoder_layers=0,
         num_decoder_layers=1,
         gated=False,
         activation="relu",
@@ -305,10 +311,11 @@ def test_json_round_trip_of_every_field():
         dropout_rate=0.0,
         pad_id=3,
         eos_id=4,
+        encoder_width=24,
     )
     default = dataclasses.asdict(V1_1)
     same = {k for k, v in dataclasses.asdict(config).items() if v == default[k]}
-    assert same == {"num_encoder_layers", "bias_per_layer"}
+    assert same == {"bias_per_layer"}
     assert T5Config.from_json(config.to_json()) == config
 
 
