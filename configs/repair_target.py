@@ -18,10 +18,25 @@ def get_config() -> ml_collections.ConfigDict:
             seed=0,
             init="mimetic",  # dictionary, random, or the directory of a trained model
             label_smoothing=0.0,
+            z_loss=0.0,  # weight of log(normaliser)^2; T5's is 1e-4
+            accumulate=1,  # micro-batches of a step, one after another
+            compute_dtype="",  # bfloat16; empty: the parameters' float32
             log_every=20,
-            evaluate_every=200,
-            checkpoint_every=100,
-            keep=3,
+            evaluate_every=200,  # teacher-forced, on all the held-out rows
+            decode_every=0,  # steps between greedy decodes; 0: never
+            evaluate=dict(  # what these decodes are
+                rows=200,  # of the held-out, the first
+                max_length=97,  # decoder tokens, start token included
+                batch_size=50,
+                # More of them: `specjax.metrics.text`. All but the first need the
+                # extra `data`.
+                scores=("exact_match", "character_error_rate", "bleu", "chrf"),
+            ),
+            checkpoint_every=100,  # and at every evaluation
+            keep=3,  # the newest checkpoints, and one more:
+            best="validation_nll",  # by this metric; empty: none
+            tensorboard=False,  # DIR/tensorboard; needs the extra `data`
+            measure_peak=False,  # log the share of the machine's matrix product
             model=dict(
                 vocab_size=4096,
                 d_model=256,
@@ -46,6 +61,7 @@ def get_config() -> ml_collections.ConfigDict:
             data=dict(
                 folder="",  # train.jsonl, validation.jsonl, spiece.model
                 train="",  # another training file; empty: folder/train.jsonl
+                validation="",  # empty: folder/validation.jsonl
                 buckets=(16, 24, 32, 48, 96),  # tokens of the longer side
                 max_tokens=96,  # of either side; longer examples stay out
                 tokens_per_batch=1536,  # padded target tokens
@@ -61,6 +77,6 @@ def get_config() -> ml_collections.ConfigDict:
                 target_temperature=1.0,
                 draft_temperature=1.0,
             ),
-            export=dict(dtype="float16"),
+            export=dict(which="last", dtype="float16"),  # last or best checkpoint
         )
     )

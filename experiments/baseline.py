@@ -10,7 +10,8 @@ import numpy as np
 
 from specjax.data import batches
 from specjax.decoding import DecodeOutput, autoregressive_generate
-from specjax.models import t5
+from specjax.models.shared_encoder import SharedEncoderDraft
+from specjax.models.t5 import T5
 from specjax.sampling import Sampling
 
 
@@ -25,7 +26,7 @@ def batch_budget(part: batches.InferenceBatch, max_length: int) -> jax.Array:
 
 
 def decode(
-    model: t5.T5,
+    model: T5 | SharedEncoderDraft,
     part: batches.InferenceBatch,
     keys: jax.Array,
     sampling: Sampling,

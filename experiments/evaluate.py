@@ -3,9 +3,9 @@
     python -m experiments.evaluate --config=configs/repair_evaluate.py \
         --input=DATA/test.jsonl --workdir=DIR
 
-Text scores (of greedy output): exact match, character error rate, BLEU and chrF. Alpha:
-mean of sum min(p, q) over the target's own greedy and sampled output. Needs the extra
-`data`. Writes DIR/manifest.json, DIR/metrics.json and DIR/outputs.jsonl.
+Text scores (of greedy output): exact match, character error rate, BLEU, chrF and ROUGE.
+Alpha: mean of sum min(p, q) over the target's own greedy and sampled output. Needs the
+extra `data`. Writes DIR/manifest.json, DIR/metrics.json and DIR/outputs.jsonl.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 from absl import flags
 
 from configs import repair_evaluate
 from experiments import baseline, build, command
-from specjax import errors, metrics
+from specjax import metrics
 from specjax.data import batches, pairs
 from specjax.data import tokenizer as tokenizers
 from specjax.decoding import DecodeOutput
+from specjax.metrics import text
 from specjax.models import t5
 from specjax.pair import load_model
 from specjax.sampling import Sampling
@@ -41,7 +40,7 @@ def main(
     build.check_limit(config)
     buckets = build.buckets(config)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
-    scorers()
+    text.check_scores(tuple(text.SCORES))
     path = build.input_file(values.input or config.input)
     examples = pairs.load_pairs(path)[: config.limit or None]
     models = {}
@@ -70,7 +69,7 @@ def main(
         ]
         written = baseline.tokens_by_row(parts, outputs, len(rows))
         texts[role] = [tokenizer.decode(tokens) for tokens in written]
-        result[role] = text_scores(texts[role], references)
+        result[role] = text.text_scores(texts[role], references)
         if role == "target" and "draft" in models:
             result["alpha"] = {"greedy": _alpha(models, parts, outputs, greedy)}
             sampling = Sampling(num_tokens=num_tokens)
@@ -89,43 +88,6 @@ def main(
     )
     command.write_json(workdir / "metrics.json", result)
     print(json.dumps(result, indent=2))
-
-
-def scorers() -> tuple[Any, Any]:
-    """The modules sacrebleu and rapidfuzz.distance.
-
-    Raises:
-        InputError: they are not installed.
-    """
-    try:
-        import sacrebleu
-        from rapidfuzz import distance
-    except ImportError as error:
-        raise errors.InputError(
-            f"{error.name} is not installed: pip install 'specjax[data]' brings what "
-            "this command scores with"
-        ) from error
-    return sacrebleu, distance
-
-
-def text_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Exact match and character error rate as shares, BLEU and chrF as usual.
-
-    Args:
-        outputs: what a model wrote.
-        references: what it should have written, as many.
-    """
-    sacrebleu, distance = scorers()
-    edits = [
-        distance.Levenshtein.distance(output, reference)
-        for output, reference in zip(outputs, references, strict=True)
-    ]
-    return {
-        "exact_match": float(np.mean([edit == 0 for edit in edits])),
-        "character_error_rate": sum(edits) / sum(len(text) for text in references),
-        "bleu": sacrebleu.corpus_bleu(list(outputs), [list(references)]).score,
-        "chrf": sacrebleu.corpus_chrf(list(outputs), [list(references)]).score,
-    }
 
 
 def _alpha(

@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import shutil
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,29 +17,32 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from experiments import command, train_settings
+from configs import repair_target
+from experiments import baseline, build, command, train_data, train_log, train_settings
 from specjax import checkpoints, errors
-from specjax.data import batches, pairs, tokenizer
-from specjax.models import t5, t5_weights
-from specjax.training import alignment, distill, init, step
+from specjax.data import batches, tokenizer
+from specjax.metrics import text
+from specjax.models import shared_encoder, t5, t5_weights
+from specjax.sampling import Sampling
+from specjax.training import alignment, distill, flops, init, step
 
 # What a resumed run may change without becoming another run.
-_FREE_SETTINGS = ("log_every", "evaluate_every", "checkpoint_every", "keep", "export")
-
-
-Example = tuple[list[int], list[int]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Training examples as ids, and padded validation batches."""
-
-    train: list[Example]
-    validation: list[step.Batch]
+_FREE_SETTINGS = (
+    "log_every",
+    "evaluate_every",
+    "decode_every",
+    "evaluate",
+    "checkpoint_every",
+    "keep",
+    "best",
+    "tensorboard",
+    "measure_peak",
+    "export",
+)
 
 
 def initial_state(
-    config: ml_collections.ConfigDict, examples: Sequence[Example]
+    config: ml_collections.ConfigDict, examples: Sequence[train_data.Example]
 ) -> step.TrainState:
     """The state before the first step, as ``config.init`` says.
 
@@ -89,7 +93,8 @@ def train(
     Args:
         config: see `configs/repair_target.py`.
         workdir: receives `manifest.json`, `train.jsonl` (a line per logged step and per
-            evaluation), `checkpoints/`, `metrics.json` and, at the end, `export/`.
+            evaluation), `tensorboard/` if asked for, `checkpoints/`, `metrics.json`
+            (the last evaluation) and, at the end, `export/`.
         show: prints a line.
 
     Returns:
@@ -99,35 +104,56 @@ def train(
         errors.InputError: a setting or a file is wrong, or `workdir` holds another run.
     """
     train_settings.check(config)
-    settings, optimizer = config.to_dict(), train_settings.optimizer_config(config)
+    optimizer = train_settings.optimizer_config(config)
+    shape, compute = train_settings.model_config(config), config.compute_dtype
     target, divergence = train_settings.load_target(config)
     workdir.mkdir(parents=True, exist_ok=True)
     restored = _restore(config, workdir, show)
-    data = _load_data(config, show)
-    state = initial_state(config, data.train) if restored is None else restored
-    command.write_json(workdir / "manifest.json", command.manifest(config))
-    metrics_path = workdir / "train.jsonl"
-    _drop_after(metrics_path, int(state.step))
+    data = train_data.load_data(config, show)
+    if restored is None:
+        state = initial_state(config, data.train)
+    else:
+        _check_same_data(restored.config, data, workdir)
+        checkpoints.set_aside(workdir / "checkpoints", restored.skipped)
+        state = restored.state
+    number = first = int(state.step)
+    peak = flops.matmul_peak(compute or jnp.float32) if config.measure_peak else None
+    manifest = command.manifest(
+        config,
+        first_step=first,
+        train_rows=len(data.train),
+        validation_rows=len(data.sources),
+        too_long=data.dropped,
+        matmul_flops_per_second=peak,
+    )
+    command.write_json(workdir / "manifest.json", manifest)
+    stream = batches.training_batches(
+        data.train,
+        config.data.tokens_per_batch,
+        config.data.buckets,
+        config.seed,
+        batches.Position(int(state.epoch), int(state.index)),
+        multiple_of=config.accumulate,
+    )
+    log_file = train_log.open_log(
+        workdir, optimizer.steps, first, tensorboard=config.tensorboard
+    )
     evaluation: dict[str, float] = {}
-
     recent: list[dict[str, jax.Array]] = []
-    since, aside = time.monotonic(), 0.0  # seconds that no step took
-    with _progress(optimizer.steps, int(state.step)) as advance:
-        stream = batches.training_batches(
-            data.train,
-            config.data.tokens_per_batch,
-            config.data.buckets,
-            config.seed,
-            batches.Position(int(state.epoch), int(state.index)),
-        )
+    # Operations of the recent steps, their start, and seconds that no step took.
+    work, since, aside = 0, time.monotonic(), 0.0
+    with log_file as log, _saver(config, workdir, data) as save:
         for batch, position in stream:
-            if int(state.step) >= optimizer.steps:
+            if number >= optimizer.steps:
                 break
             state, metrics = step.train_step(
                 state,
-                _to_device(batch),
+                train_data.to_device(batch),
                 config=optimizer,
                 label_smoothing=config.label_smoothing,
+                z_loss=config.z_loss,
+                accumulate=config.accumulate,
+                compute_dtype=train_settings.COMPUTE[compute],
                 target=target,
                 divergence=divergence,
             )
@@ -135,32 +161,42 @@ def train(
                 epoch=jnp.array(position.epoch, jnp.int32),
                 index=jnp.array(position.index, jnp.int32),
             )
+            number += 1
             recent.append(metrics)
-            number = int(state.step)
+            work += _flops(shape, target, batch)
             last = number == optimizer.steps
             if number % config.log_every == 0 or last:
-                line = _averages(number, recent, time.monotonic() - since - aside)
-                _append(metrics_path, line)
-                advance(number, line)
+                jax.block_until_ready(metrics)
+                seconds = time.monotonic() - since - aside
+                log(train_log.averages(number, recent, seconds, work, peak))
                 _check_finite(number, metrics)
-                recent, since, aside = [], time.monotonic(), 0.0
+                recent, work, since, aside = [], 0, time.monotonic(), 0.0
+            scoring = number % config.evaluate_every == 0 or last
+            decoding = config.decode_every and (
+                number % config.decode_every == 0 or last
+            )
+            if not (scoring or decoding or number % config.checkpoint_every == 0):
+                continue
+            jax.block_until_ready(metrics)
             paused = time.monotonic()
-            if number % config.evaluate_every == 0 or last:
-                evaluation = {"step": number} | evaluate(
-                    state.model, data.validation, target, divergence
-                )
-                _append(metrics_path, evaluation)
-                advance(number, evaluation)
-            if number % config.checkpoint_every == 0 or last:
-                _check_finite(number, metrics)
-                checkpoints.save(
-                    workdir / "checkpoints", number, state, settings, keep=config.keep
-                )
+            _check_finite(number, metrics)
+            scores: dict[str, float] = {}
+            if scoring:
+                scores |= evaluate(state.model, data.validation, target, divergence)
+            if decoding:
+                scores |= decode_scores(config, state.model, data, target)
+            if scores:
+                evaluation = {"step": number} | scores
+                log(evaluation)
+            save(number, state, scores)
             aside += time.monotonic() - paused
     if evaluation:
         command.write_json(workdir / "metrics.json", evaluation)
-    export(config, state.model, workdir)
-    show(f"exported step {int(state.step)} to {workdir / 'export'}")
+    if config.export.which == "last":
+        export(config, state.model, workdir)
+    else:
+        number = export_saved(config, workdir)
+    show(f"exported step {number} to {workdir / 'export'}")
     return state
 
 
@@ -194,6 +230,47 @@ def evaluate(
     return scores
 
 
+def decode_scores(
+    config: ml_collections.ConfigDict,
+    model: t5.T5,
+    data: train_data.Data,
+    target: t5.T5 | None = None,
+) -> dict[str, float]:
+    """Scores of greedy decodes of the first held-out rows, as `evaluate` asks.
+
+    Args:
+        config: see `configs/repair_target.py`.
+        model: the model in training.
+        data: has the held-out rows.
+        target: whose encoder a draft without one reads.
+
+    Returns:
+        ``decoded_NAME`` of each of ``config.evaluate.scores``: see
+        `specjax.metrics.text`.
+    """
+    own, shape = config.evaluate, model.config
+    sources = data.sources[: own.rows]
+    dead = tokenizer.dead_from(
+        data.pieces, shape.vocab_size, shape.pad_id, shape.eos_id, "model"
+    )
+    greedy = Sampling(temperature=None, num_tokens=dead)
+    keys = build.row_keys(config.seed, len(sources))
+    parts = list(
+        batches.inference_batches(sources, own.batch_size, config.data.buckets)
+    )
+    whole = shared_encoder.whole(model, target)
+    outputs = [
+        baseline.decode(whole, part, keys, greedy, own.max_length) for part in parts
+    ]
+    written = baseline.tokens_by_row(parts, outputs, len(sources))
+    scores = text.text_scores(
+        [data.pieces.decode(tokens) for tokens in written],
+        data.references[: own.rows],
+        own.scores,
+    )
+    return {f"{train_settings.DECODED}{name}": own for name, own in scores.items()}
+
+
 def export(
     config: ml_collections.ConfigDict, model: t5.T5, workdir: pathlib.Path
 ) -> None:
@@ -207,75 +284,78 @@ def export(
     t5_weights.save_t5(model, target, dtype=train_settings.STORED[config.export.dtype])
 
 
-def export_newest(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
-    """Exports the newest checkpoint of `workdir`; returns its step.
+def export_saved(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
+    """Exports the last or the best checkpoint of `workdir`; returns its step.
+
+    Args:
+        config: ``config.export.which`` says which of them.
+        workdir: of the run.
 
     Raises:
-        errors.InputError: there is no checkpoint, or a setting is wrong.
+        errors.InputError: there is no such checkpoint, or a setting is wrong.
     """
     train_settings.check(config)
-    restored = checkpoints.restore(workdir / "checkpoints", _template(config))
+    folder, number = workdir / "checkpoints", None
+    best = train_settings.best(config)
+    if config.export.which == "best" and best is not None:
+        number = checkpoints.best_step(folder, best)
+        if number is None:
+            raise errors.InputError(
+                f"no checkpoint in {folder} was saved with {best.metric}: take another "
+                "config.best, or config.export.which=last"
+            )
+    restored = checkpoints.restore(folder, _template(config), step=number)
     if restored is None:
-        raise errors.InputError(f"no checkpoint in {workdir / 'checkpoints'}")
+        raise errors.InputError(f"no checkpoint in {folder}")
     export(config, restored.state.model, workdir)
     return restored.step
 
 
-def _load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) -> Data:
-    folder = pathlib.Path(config.data.folder)
-    pieces = tokenizer.load_tokenizer(folder)
-    if pieces.vocab_size > config.model.vocab_size:
-        raise errors.InputError(
-            f"config.model.vocab_size is {config.model.vocab_size}, the tokenizer in "
-            f"{folder} has {pieces.vocab_size} ids"
+@contextlib.contextmanager
+def _saver(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, data: train_data.Data
+) -> Iterator[Callable[[int, step.TrainState, dict[str, float]], None]]:
+    """A function that saves while the training goes on, one checkpoint at a time.
+
+    A save that fails does not end the run. It is said when the next is due, which is
+    the next attempt; the earlier checkpoints stay.
+    """
+    folder, pending = workdir / "checkpoints", list[tuple[int, futures.Future[None]]]()
+    settings = config.to_dict() | {"fingerprints": data.fingerprints}
+
+    def settle() -> None:
+        while pending:
+            number, writing = pending.pop()
+            error = writing.exception()
+            if error is not None:
+                warnings.warn(
+                    f"checkpoint {number} was not written ({_first_line(error)}); the "
+                    f"run goes on, and those of steps {checkpoints.steps(folder)} stay",
+                    stacklevel=2,
+                )
+
+    def save(number: int, state: step.TrainState, scores: dict[str, float]) -> None:
+        settle()
+        writing = checkpoints.save_in_background(
+            folder,
+            number,
+            state,
+            settings,
+            scores,
+            keep=config.keep,
+            best=train_settings.best(config),
         )
-    shape = train_settings.model_config(config)
-    for name in ("pad_id", "eos_id"):
-        if getattr(shape, name) != getattr(pieces, name):
-            raise errors.InputError(
-                f"config.model.{name} is {getattr(shape, name)}, and the tokenizer in "
-                f"{folder} has {getattr(pieces, name)}: they must agree"
-            )
+        pending.append((number, writing))
 
-    limit = config.data.max_tokens
-
-    def read(path: pathlib.Path) -> list[Example]:
-        # A model may have written nothing: so a draft must learn to do.
-        found = pairs.load_pairs(path, empty_targets=True)
-        empty = sum(not pair.target.strip() for pair in found)
-        if empty:
-            show(f"{path}: {empty} of {len(found)} examples have an empty target")
-        examples = [
-            (
-                pieces.encode(pair.source),
-                pieces.encode(pair.target)[: None if pair.finished else -1],
-            )
-            for pair in found
-        ]
-        short = [ids for ids in examples if max(map(len, ids)) <= limit]
-        if len(short) < len(examples):
-            show(
-                f"{path}: {len(examples) - len(short)} of {len(examples)} examples "
-                f"are longer than config.data.max_tokens = {limit} and stay out"
-            )
-        return short
-
-    rows = read(folder / "validation.jsonl")[: config.data.validation_rows]
-    plan = batches.plan_batches(rows, config.data.tokens_per_batch, config.data.buckets)
-    validation = batches.epoch_batches(rows, plan, seed=0, epoch=0)
-    return Data(
-        train=read(pathlib.Path(config.data.train or folder / "train.jsonl")),
-        validation=[_to_device(batch) for batch in validation],
-    )
+    try:
+        yield save
+    finally:
+        settle()
 
 
-def _to_device(batch: batches.Batch) -> step.Batch:
-    return step.Batch(
-        inputs=jnp.asarray(batch.inputs),
-        inputs_mask=jnp.asarray(batch.input_mask),
-        targets=jnp.asarray(batch.targets),
-        targets_mask=jnp.asarray(batch.target_mask),
-    )
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]
 
 
 def _template(config: ml_collections.ConfigDict) -> step.TrainState:
@@ -291,27 +371,57 @@ def _restore(
     config: ml_collections.ConfigDict,
     workdir: pathlib.Path,
     show: Callable[[str], None],
-) -> step.TrainState | None:
+) -> checkpoints.Restored | None:
     restored = checkpoints.restore(workdir / "checkpoints", _template(config))
     if restored is None:
         return None
-    # By way of JSON: tuples come back as lists.
-    now = json.loads(json.dumps(config.to_dict()))
-    for name in sorted(now.keys() | restored.config.keys()):
-        old, new = restored.config.get(name), now.get(name)
-        if old == new or name in _FREE_SETTINGS:
+    # What a run from before a setting was made did, is what the setting is as shipped.
+    default = _flat(repair_target.get_config().to_dict())
+    saved, now = _flat(restored.config), _flat(config.to_dict())
+    for name in sorted(now.keys() | saved.keys()):
+        old, new = (own.get(name, default.get(name)) for own in (saved, now))
+        section = name.partition(".")[0]
+        if old == new or section in (*_FREE_SETTINGS, "fingerprints"):
             continue
-        if name != "optimizer":
+        if section != "optimizer":
             raise errors.InputError(
                 f"{workdir} holds a run with config.{name} = {old}, not {new}: resume "
                 "with the same settings or take another --workdir"
             )
-        for key, value in sorted(config.optimizer.items()):
-            before = restored.config["optimizer"].get(key)
-            if before != value:
-                show(f"config.optimizer.{key} is now {value}, was {before}")
+        show(f"config.{name} is now {new}, was {old}")
     show(f"resumed at step {restored.step} of {config.optimizer.steps}")
-    return restored.state
+    return restored
+
+
+def _flat(settings: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Settings by their whole names, as they come back from JSON."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{path}{name}.")
+        else:
+            flat[path + name] = list(value) if isinstance(value, tuple) else value
+    return flat
+
+
+def _check_same_data(
+    saved: dict[str, Any], data: train_data.Data, workdir: pathlib.Path
+) -> None:
+    before = saved.get("fingerprints", {})
+    for name, own in data.fingerprints.items():
+        if before.get(name, own) != own:
+            raise errors.InputError(
+                f"{workdir} holds a run with another {name.removesuffix('s')}: the "
+                f"files of config.data have changed since; put the old {name} back or "
+                "take another --workdir"
+            )
+
+
+def _flops(shape: Any, target: t5.T5 | None, batch: batches.Batch) -> int:
+    rows, source = batch.inputs.shape
+    sizes = (rows, source, batch.targets.shape[1])
+    taught = 0 if target is None else flops.forward_flops(target.config, *sizes)
+    return flops.train_flops(shape, *sizes) + taught
 
 
 def _check_finite(number: int, metrics: dict[str, jax.Array]) -> None:
@@ -325,81 +435,16 @@ def _check_finite(number: int, metrics: dict[str, jax.Array]) -> None:
             )
 
 
-def _averages(
-    number: int, recent: Sequence[dict[str, jax.Array]], seconds: float
-) -> dict[str, float]:
-    means: dict[str, float] = {
-        name: float(np.mean([metrics[name] for metrics in recent]))
-        for name in ("loss", "nll", "grad_norm", "alpha")
-        if name in recent[0]
-    }
-    tokens = float(sum(metrics["tokens"] for metrics in recent))
-    return {
-        "step": number,
-        **means,
-        "learning_rate": float(recent[-1]["learning_rate"]),
-        "tokens_per_second": tokens / seconds,
-        "seconds_per_step": seconds / len(recent),
-    }
-
-
-def _append(path: pathlib.Path, line: dict[str, float]) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def _drop_after(path: pathlib.Path, number: int) -> None:
-    """Drops lines of steps that a killed run took after its last checkpoint."""
-    if not path.is_file():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if json.loads(line)["step"] <= number:
-                kept.append(line + "\n")
-    path.write_text("".join(kept), encoding="utf-8")
-
-
-def _describe(line: dict[str, float]) -> str:
-    shown = (f"{name} {value:.4g}" for name, value in line.items() if name != "step")
-    return f"step {line['step']}: " + "  ".join(shown)
-
-
-@contextlib.contextmanager
-def _progress(
-    total: int, done: int
-) -> Iterator[Callable[[int, dict[str, float]], None]]:
-    """A progress bar on a terminal, a line per report elsewhere."""
-    if not sys.stdout.isatty():
-        yield lambda number, line: print(_describe(line), flush=True)
-        return
-    from rich import progress
-
-    with progress.Progress(
-        *progress.Progress.get_default_columns(),
-        progress.TimeElapsedColumn(),
-        progress.MofNCompleteColumn(),
-    ) as bar:
-        task = bar.add_task("training", total=total, completed=done)
-
-        def advance(number: int, line: dict[str, float]) -> None:
-            bar.update(task, completed=number)
-            if "validation_nll" in line or number % 100 == 0:
-                bar.console.print(_describe(line))
-
-        yield advance
-
-
 def main(
     config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
 ) -> None:
-    """Trains, or exports the newest checkpoint."""
+    """Trains, or exports a checkpoint."""
     # A checkpoint that cannot be read is a line for the log, not a stack.
     warnings.showwarning = lambda message, *_: print(
         f"warning: {message}", file=sys.stderr
     )
     if values.export_only:
-        number = export_newest(config, workdir)
+        number = export_saved(config, workdir)
         print(f"exported step {number} to {workdir / 'export'}")
     else:
         train(config, workdir)
@@ -409,7 +454,7 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_bool(
         "export_only",
         False,
-        "Export the newest checkpoint without training.",
+        "Export a checkpoint (--config.export.which) without training.",
         flag_values=values,
     )
 

@@ -9,17 +9,31 @@ import jax.numpy as jnp
 import ml_collections
 
 from configs import repair_target
-from experiments import build
-from specjax import errors
+from experiments import build, train_log
+from specjax import checkpoints, errors
 from specjax.data import tokenizer
+from specjax.metrics import text
 from specjax.models import t5, t5_config
 from specjax.pair import load_model
-from specjax.training import distill, step
+from specjax.training import distill, optimizer
 
 INITS = ("mimetic", "dictionary", "random")
 
 # Of the exported model; trained weights fit into all of them.
 STORED = {"float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
+# Of parameters and activations within a step; empty: that of the parameters.
+COMPUTE = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+# What an evaluation writes, and whether more of it is better. Scores of decoded texts
+# bear a prefix: `exact_match` alone is counted under teacher forcing.
+DECODED = "decoded_"
+METRICS = {
+    "validation_nll": False,
+    "token_accuracy": True,
+    "exact_match": True,
+    "validation_divergence": False,
+    "validation_alpha": True,
+} | {f"{DECODED}{name}": name not in text.ERRORS for name in text.SCORES}
 
 
 def model_config(config: ml_collections.ConfigDict) -> t5_config.T5Config:
@@ -27,9 +41,9 @@ def model_config(config: ml_collections.ConfigDict) -> t5_config.T5Config:
     return t5_config.T5Config(**config.model)
 
 
-def optimizer_config(config: ml_collections.ConfigDict) -> step.OptimizerConfig:
+def optimizer_config(config: ml_collections.ConfigDict) -> optimizer.OptimizerConfig:
     """The optimizer's settings from ``config.optimizer``."""
-    return step.OptimizerConfig(**config.optimizer)
+    return optimizer.OptimizerConfig(**config.optimizer)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -42,7 +56,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     # Every field of these two records may be set.
     for name, record in (
         ("model", t5_config.T5Config),
-        ("optimizer", step.OptimizerConfig),
+        ("optimizer", optimizer.OptimizerConfig),
     ):
         fields = {field.name for field in dataclasses.fields(record)}
         unknown = sorted(set(config.get(name, {})) - fields)
@@ -51,6 +65,8 @@ def check(config: ml_collections.ConfigDict) -> None:
         known[name] = config.get(name, {})
     build.check_settings(config, known)
     build.positive(config, "log_every", "evaluate_every", "checkpoint_every", "keep")
+    build.positive(config, "accumulate")
+    build.named(COMPUTE, config.compute_dtype, "compute_dtype")
     build.positive(
         config.data, "max_tokens", "tokens_per_batch", "validation_rows", path="data."
     )
@@ -61,8 +77,11 @@ def check(config: ml_collections.ConfigDict) -> None:
         raise errors.InputError(
             f"config.label_smoothing is {config.label_smoothing}: in [0, 1)"
         )
+    if not config.z_loss >= 0:
+        raise errors.InputError(f"config.z_loss is {config.z_loss}: at least 0")
     model_config(config)
-    step.check_optimizer(optimizer_config(config), "config.optimizer")
+    _check_evaluation(config)
+    optimizer.check_optimizer(optimizer_config(config), "config.optimizer")
     distill.check_divergence(divergence_config(config), "config.distill")
     if config.distill.target and config.label_smoothing:
         raise errors.InputError(
@@ -80,6 +99,57 @@ def check(config: ml_collections.ConfigDict) -> None:
             f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
             "directory of a trained model"
         )
+
+
+def _check_evaluation(config: ml_collections.ConfigDict) -> None:
+    if config.decode_every < 0:
+        raise errors.InputError(
+            f"config.decode_every is {config.decode_every}: at least 0 (never)"
+        )
+    own = config.evaluate
+    build.positive(own, "rows", "batch_size", path="evaluate.")
+    if own.max_length < 2:
+        raise errors.InputError(
+            f"config.evaluate.max_length is {own.max_length}: at least 2, the start "
+            "token and one more"
+        )
+    written = {"validation_nll", "token_accuracy", "exact_match"}
+    if config.distill.target:
+        written |= {"validation_divergence", "validation_alpha"}
+    if config.decode_every:
+        if not own.scores:
+            raise errors.InputError(
+                f"config.decode_every is {config.decode_every} and "
+                f"config.evaluate.scores empty: name some of {', '.join(text.SCORES)}"
+            )
+        text.check_scores(own.scores, "config.evaluate.scores")
+        written |= {f"{DECODED}{name}" for name in own.scores}
+    if config.best and config.best not in METRICS:
+        raise errors.InputError(
+            f"config.best is {config.best!r}: a metric, {', '.join(METRICS)}, or empty"
+        )
+    if config.best and config.best not in written:
+        raise errors.InputError(
+            f"config.best is {config.best!r}, which this run does not measure; it "
+            f"measures {', '.join(sorted(written))}"
+        )
+    if config.export.which not in ("last", "best"):
+        raise errors.InputError(
+            f"config.export.which is {config.export.which!r}: last or best"
+        )
+    if config.export.which == "best" and not config.best:
+        raise errors.InputError(
+            "config.export.which is 'best' and config.best empty: name the metric"
+        )
+    if config.tensorboard:
+        train_log.check_tensorboard()
+
+
+def best(config: ml_collections.ConfigDict) -> checkpoints.Best | None:
+    """Which checkpoint stays as the best, from ``config.best``; None: none does."""
+    if not config.best:
+        return None
+    return checkpoints.Best(config.best, largest=METRICS[config.best])
 
 
 def load_target(

@@ -1,7 +1,8 @@
 """Checkpoints of a run: arrays by path, settings as JSON; whole or not at all.
 
-A checkpoint appears under its final name only once it is complete, so that a run killed
-at any moment finds the one before. Only arrays and plain settings are known here.
+A checkpoint appears under its final name only once it is complete, hashes of its files
+included, so that a run killed at any moment finds the one before. Only arrays and plain
+settings are known here.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import pathlib
+import shutil
 import warnings
+from collections.abc import Iterable, Mapping
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -23,6 +28,23 @@ from specjax import errors
 PyTree = Any
 
 _HASHES = "sha256.json"
+_METRICS = "metrics.json"
+_CONFIG = "config.json"
+# Ends the name of what is being written or dropped, and of what could not be read.
+_PARTIAL, _DAMAGED = ".partial", ".damaged"
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """What makes a checkpoint the best: a metric that was saved with it.
+
+    Attributes:
+        metric: its name.
+        largest: whether more of it is better.
+    """
+
+    metric: str
+    largest: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,22 +64,15 @@ class Restored:
     skipped: tuple[int, ...] = ()
 
 
-def _manager(
-    directory: str | pathlib.Path, keep: int | None, create: bool
-) -> ocp.CheckpointManager:
-    # Orbax wants an absolute path; people give relative ones. It also logs each move.
+def _orbax() -> ocp.Checkpointer:
+    # Orbax logs each of its moves.
     logging.getLogger("absl").setLevel(logging.WARNING)
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep, create=create, enable_async_checkpointing=False
-    )
-    return ocp.CheckpointManager(
-        pathlib.Path(directory).expanduser().resolve(),
-        options=options,
-        item_handlers={
-            "state": ocp.StandardCheckpointHandler(),
-            "config": ocp.JsonCheckpointHandler(),
-        },
-    )
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+
+
+def _root(directory: str | pathlib.Path) -> pathlib.Path:
+    # Orbax wants an absolute path; people give relative ones.
+    return pathlib.Path(directory).expanduser().resolve()
 
 
 def _path(path: tuple[Any, ...]) -> tuple[str, ...]:
@@ -152,36 +167,106 @@ def save(
     step: int,
     state: PyTree,
     config: dict[str, Any],
+    metrics: Mapping[str, float] | None = None,
     *,
     keep: int = 3,
+    best: Best | None = None,
 ) -> None:
-    """Writes checkpoint `step`, then drops all but the newest `keep`.
+    """Writes checkpoint `step`, then drops all but the newest `keep` and the best.
 
     Args:
         directory: of the run's checkpoints; made if absent; may be relative.
         step: number of the checkpoint, above those already there.
         state: a pytree of arrays.
         config: settings, as JSON values.
-        keep: how many checkpoints stay.
+        metrics: what was measured of this state, if anything.
+        keep: how many of the newest checkpoints stay, >= 1.
+        best: by which metric one more stays; None: none does.
+
+    Raises:
+        errors.InputError: there is a checkpoint of this step or a later one.
+        OSError: the disk is full, or the like. Nothing of the checkpoint is left then,
+            and the earlier ones stay. A full disk may show as another error too.
     """
-    with _manager(directory, keep, create=True) as manager:
-        saved = manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(to_pure_dict(state)),
-                config=ocp.args.JsonSave(config),
-            ),
-        )
-    if not saved:
+    _save(_root(directory), step, _on_host(state), config, metrics or {}, keep, best)
+
+
+def save_in_background(
+    directory: str | pathlib.Path,
+    step: int,
+    state: PyTree,
+    config: dict[str, Any],
+    metrics: Mapping[str, float] | None = None,
+    *,
+    keep: int = 3,
+    best: Best | None = None,
+) -> futures.Future[None]:
+    """`save`, which goes on after the return: only the copy to the host is waited for.
+
+    The copy is made here and in full, so that the state's buffers can be donated to the
+    next step at once. Wait for one save before the next is begun.
+
+    Args:
+        directory: see `save`, as for the other arguments.
+
+    Returns:
+        Done when the checkpoint stands; its `exception()` is what `save` would raise.
+    """
+    copied = _on_host(state)
+    pool = futures.ThreadPoolExecutor(1, "checkpoint")
+    root, metrics = _root(directory), dict(metrics or {})
+    writing = pool.submit(_save, root, step, copied, config, metrics, keep, best)
+    pool.shutdown(wait=False)
+    return writing
+
+
+def _on_host(state: PyTree) -> dict[str, Any]:
+    # On a CPU `device_get` may hand out the device's own memory: `np.array` copies it.
+    return jax.tree.map(np.array, jax.device_get(to_pure_dict(state)))
+
+
+def _save(
+    root: pathlib.Path,
+    step: int,
+    pure: dict[str, Any],
+    config: dict[str, Any],
+    metrics: Mapping[str, float],
+    keep: int,
+    best: Best | None,
+) -> None:
+    if max(steps(root), default=-1) >= step:
         raise errors.InputError(
-            f"checkpoint {step} in {directory} was not written: there is one of this "
+            f"checkpoint {step} in {root} was not written: there is one of this "
             "step or a later one"
         )
-    folder = pathlib.Path(directory) / str(step)
-    hashes = json.dumps(_hashes(folder), indent=2)
-    partial = folder / f"{_HASHES}.partial"
-    partial.write_text(hashes + "\n", encoding="utf-8")
-    partial.rename(folder / _HASHES)
+    _remove_partial(root)
+    partial = root / f"{step}{_PARTIAL}"
+    try:
+        partial.mkdir(parents=True)
+        with _orbax() as checkpointer:
+            checkpointer.save(partial / "state", args=ocp.args.StandardSave(pure))
+        _write_json(partial / _CONFIG, config)
+        _write_json(partial / _METRICS, dict(metrics))
+        _write_json(partial / _HASHES, _hashes(partial))
+        partial.rename(root / str(step))
+    except BaseException:
+        _remove_partial(root)
+        raise
+    kept = {*steps(root)[-keep:], None if best is None else best_step(root, best)}
+    for number in set(steps(root)) - kept:
+        # First by its name, at a stroke: half of a checkpoint is none.
+        (root / str(number)).rename(root / f"{number}{_PARTIAL}")
+    _remove_partial(root)
+
+
+def _remove_partial(root: pathlib.Path) -> None:
+    """Removes what a killed or failed save has left."""
+    for path in root.glob(f"*{_PARTIAL}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_json(path: pathlib.Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _hashes(folder: pathlib.Path) -> dict[str, str]:
@@ -202,9 +287,6 @@ def _check_files(folder: pathlib.Path) -> None:
     pages of messages from the threads of the reader.
     """
     path = folder / _HASHES
-    if not path.is_file():
-        # Killed between the checkpoint and its hashes: complete all the same.
-        return
     expected, found = json.loads(path.read_text(encoding="utf-8")), _hashes(folder)
     for name, digest in expected.items():
         if found.get(name) != digest:
@@ -214,10 +296,43 @@ def _check_files(folder: pathlib.Path) -> None:
 
 def steps(directory: str | pathlib.Path) -> list[int]:
     """Numbers of the complete checkpoints, oldest first; none if there is no folder."""
-    if not pathlib.Path(directory).is_dir():
-        return []
-    with _manager(directory, None, create=False) as manager:
-        return sorted(manager.all_steps())
+    root = _root(directory)
+    found = root.iterdir() if root.is_dir() else ()
+    return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+
+def best_step(directory: str | pathlib.Path, best: Best) -> int | None:
+    """The checkpoint with the best metric, the newest of equals; None if none has it.
+
+    Args:
+        directory: of the run's checkpoints; may be relative.
+        best: by which metric.
+    """
+    sign = 1 if best.largest else -1
+    scored = []
+    for number in steps(directory):
+        path = _root(directory) / str(number) / _METRICS
+        try:
+            value = float(json.loads(path.read_text(encoding="utf-8"))[best.metric])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # saved between two evaluations, or damaged
+        if math.isfinite(value):
+            scored.append((sign * value, number))
+    return max(scored)[1] if scored else None
+
+
+def set_aside(directory: str | pathlib.Path, numbers: Iterable[int]) -> None:
+    """Renames checkpoints that cannot be read, so that their steps are free again.
+
+    Args:
+        directory: of the run's checkpoints; may be relative.
+        numbers: of the checkpoints, as in `Restored.skipped`; each becomes
+            `NUMBER.damaged`, in the place of an earlier one of that name.
+    """
+    for number in numbers:
+        new = _root(directory) / f"{number}{_DAMAGED}"
+        shutil.rmtree(new, ignore_errors=True)
+        (_root(directory) / str(number)).rename(new)
 
 
 def restore(
@@ -243,11 +358,12 @@ def restore(
     if not wanted:
         return None
     skipped: list[int] = []
-    with _manager(directory, None, create=False) as manager:
+    with _orbax() as checkpointer:
         for number in wanted:
             try:
-                _check_files(pathlib.Path(directory) / str(number))
-                pure, config = _read(manager, number)
+                folder = _root(directory) / str(number)
+                _check_files(folder)
+                pure, config = _read(checkpointer, folder)
             # Damage shows as whatever the layer below trips over: of any type.
             except Exception as error:
                 skipped.append(number)
@@ -266,10 +382,10 @@ def restore(
 
 
 def _read(
-    manager: ocp.CheckpointManager, step: int
+    checkpointer: ocp.Checkpointer, folder: pathlib.Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     # As saved, not as wanted: a mismatch is then told apart from damage, and named.
-    saved = manager.item_metadata(step)["state"]
+    saved = checkpointer.metadata(folder / "state").item_metadata
     if saved is None:
         raise ValueError("it holds no state")
     abstract = jax.tree.map(
@@ -280,10 +396,10 @@ def _read(
         ),
         getattr(saved, "tree", saved),
     )
-    restored = manager.restore(
-        step,
-        args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract), config=ocp.args.JsonRestore()
-        ),
+    state = checkpointer.restore(
+        folder / "state", args=ocp.args.StandardRestore(abstract)
     )
-    return restored["state"], restored["config"]
+    config = folder / _CONFIG
+    if not config.is_file():
+        config = folder / "config" / "metadata"  # where it was once
+    return state, json.loads(config.read_text(encoding="utf-8"))

@@ -1,7 +1,11 @@
 """Checkpoints: exact, whole or skipped, and named when they do not fit."""
 
 import dataclasses
+import errno
 import pathlib
+import shutil
+import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +14,7 @@ import pytest
 
 from specjax import checkpoints, errors
 from specjax.models import t5, t5_config
-from specjax.training import step
+from specjax.training import optimizer, step
 
 CONFIG = t5_config.T5Config(
     vocab_size=16,
@@ -25,7 +29,9 @@ CONFIG = t5_config.T5Config(
 
 def make_state(seed: int, config: t5_config.T5Config = CONFIG) -> step.TrainState:
     model = t5.T5(config, jax.random.key(seed))
-    state = step.init_state(model, step.OptimizerConfig(), jax.random.key(seed + 1))
+    state = step.init_state(
+        model, optimizer.OptimizerConfig(), jax.random.key(seed + 1)
+    )
     return state.replace(step=jnp.array(seed, jnp.int32), index=jnp.array(3, jnp.int32))
 
 
@@ -53,8 +59,6 @@ def saved(tmp_path_factory) -> pathlib.Path:
 
 
 def copy_of(saved: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
-    import shutil
-
     return pathlib.Path(shutil.copytree(saved, tmp_path / "checkpoints"))
 
 
@@ -111,10 +115,25 @@ def test_unfinished_checkpoint_is_not_one(saved, tmp_path):
     assert checkpoints.restore(directory, make_state(0)).step == 3
 
 
-def test_killed_before_the_hashes(saved, tmp_path):
+def test_without_its_hashes_it_is_damaged(saved, tmp_path):
     directory = copy_of(saved, tmp_path)
     (directory / "4" / "sha256.json").unlink()
-    assert checkpoints.restore(directory, make_state(0)).step == 4
+    with pytest.warns(UserWarning, match="checkpoint 4 in .* cannot be read"):
+        assert checkpoints.restore(directory, make_state(0)).step == 3
+
+
+def test_what_is_set_aside_makes_room(saved, tmp_path):
+    """Twice, as a disk that goes on failing would have it."""
+    directory = copy_of(saved, tmp_path)
+    for _ in range(2):
+        largest_file(directory / "4").unlink()
+        with pytest.warns(UserWarning, match="cannot be read"):
+            restored = checkpoints.restore(directory, make_state(0))
+        checkpoints.set_aside(directory, restored.skipped)
+        assert checkpoints.steps(directory)[-1] == 3
+        checkpoints.save(directory, 4, make_state(4), {})
+        assert checkpoints.restore(directory, make_state(0)).step == 4
+    assert (directory / "4.damaged").is_dir()
 
 
 def test_none_readable(saved, tmp_path):
@@ -152,3 +171,86 @@ def test_pure_dict_paths():
     assert pure["model"]["decoder"]["0"]["cross"]["kv"].shape == (2, 8, 8)
     assert pure["key"].dtype == np.uint32
     assert equal(checkpoints.from_pure_dict(make_state(2), pure), make_state(1))
+
+
+LOW, HIGH = (checkpoints.Best("score", largest) for largest in (False, True))
+
+
+@pytest.mark.parametrize(
+    ("best", "expected"), [(None, [4, 5]), (LOW, [2, 4, 5]), (HIGH, [3, 4, 5])]
+)
+def test_the_best_stays(tmp_path, best, expected):
+    # Not a number is no best; the newest of equals is.
+    for number, score in enumerate([0.5, 0.5, 0.9, float("nan"), None], start=1):
+        metrics = {} if score is None else {"score": score}
+        checkpoints.save(
+            tmp_path, number, {"a": jnp.ones(1)}, {}, metrics, keep=2, best=best
+        )
+    assert checkpoints.steps(tmp_path) == expected
+    if best is not None:
+        assert checkpoints.best_step(tmp_path, best) == expected[0]
+    absent = checkpoints.Best("other", largest=True)
+    assert checkpoints.best_step(tmp_path, absent) is None
+    assert {path.name for path in tmp_path.iterdir()} == set(map(str, expected))
+
+
+@partial(jax.jit, donate_argnums=0)
+def add_one(tree):
+    return jax.tree.map(lambda leaf: leaf + jnp.ones((), leaf.dtype), tree)
+
+
+def test_in_the_background_the_state_is_that_of_its_step(tmp_path, monkeypatch):
+    """Whose buffers belong to the next steps before a byte is written."""
+    go_on, write = threading.Event(), checkpoints._save
+
+    def wait_and_write(*arguments):
+        assert go_on.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoints, "_save", wait_and_write)
+    state = {"a": jnp.full((300, 300), 7.0), "b": jnp.full(3, 7, jnp.bfloat16)}
+    like = jax.tree.map(jnp.zeros_like, state)
+    held = state["a"]
+    writing = checkpoints.save_in_background(tmp_path, 1, state, {})
+    for _ in range(3):
+        state = jax.block_until_ready(add_one(state))
+    assert held.is_deleted() and not writing.done()
+    assert checkpoints.steps(tmp_path) == []
+    go_on.set()
+    assert writing.exception() is None
+    restored = checkpoints.restore(tmp_path, like).state
+    for name, leaf in restored.items():
+        assert leaf.dtype == like[name].dtype and (leaf == 7).all(), name
+
+
+@pytest.mark.parametrize("at", ["_hashes", "_write_json", "orbax"])
+def test_a_full_disk_leaves_the_earlier_ones(saved, tmp_path, monkeypatch, at):
+    directory = copy_of(saved, tmp_path)
+
+    def full(*arguments, **settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def full_later(*arguments, **settings):
+        full()
+
+    handler = checkpoints.ocp.StandardCheckpointHandler
+    with monkeypatch.context() as patch:
+        if at == "orbax":
+            patch.setattr(handler, "async_save", full_later)
+        else:
+            patch.setattr(checkpoints, at, full)
+        writing = checkpoints.save_in_background(directory, 5, make_state(5), {})
+        assert "No space left on device" in str(writing.exception())
+    assert sorted(path.name for path in directory.iterdir()) == ["2", "3", "4"]
+    assert equal(checkpoints.restore(directory, make_state(0)).state, make_state(4))
+    # The next attempt needs nothing mended.
+    checkpoints.save(directory, 6, make_state(6), {})
+    assert checkpoints.steps(directory) == [3, 4, 6]
+
+
+def test_what_a_kill_left_is_cleared(saved, tmp_path):
+    directory = copy_of(saved, tmp_path)
+    shutil.copytree(directory / "4", directory / "5.partial")
+    assert checkpoints.restore(directory, make_state(0)).step == 4
+    checkpoints.save(directory, 5, make_state(5), {})
+    assert sorted(path.name for path in directory.iterdir()) == ["3", "4", "5"]

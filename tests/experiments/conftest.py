@@ -1,8 +1,12 @@
 """One tiny pair for all tests of the commands, and one decode of it."""
 
+import pathlib
+from collections.abc import Iterator
+
+import jax
 import pytest
 
-from tests import pairs
+from tests import pairs, tiny_run
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +19,16 @@ def decoded(folders, tmp_path_factory) -> pairs.Run:
     """Greedy and sampled, and all that is shown."""
     with pairs.costs_are():
         return pairs.run_decode(folders, tmp_path_factory.mktemp("decoded"), show=True)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> pathlib.Path:
+    """The data of `tiny_run.tiny_config`."""
+    return tiny_run.make_folder(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def standard_promotion() -> Iterator[None]:
+    """Optax raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield

@@ -34,6 +34,17 @@ def test_label_smoothing_by_hand():
     assert float(sums.nll) == pytest.approx(plain, rel=1e-6)
 
 
+def test_z_loss_by_hand():
+    # Log normalisers of 0.5 and -2: the laws, and with them the rest, stay the same.
+    shifted = LOGITS + jnp.array([0.5, -2.0, 7.0])[None, :, None]
+    sums = losses.token_loss(shifted, TARGETS, MASK, label_smoothing=0.2, z_loss=0.1)
+    plain = losses.token_loss(LOGITS, TARGETS, MASK, label_smoothing=0.2)
+    assert float(sums.z_loss) == pytest.approx(0.1 * (0.25 + 4.0), rel=1e-5)
+    assert float(sums.loss) == pytest.approx(float(plain.loss) + 0.425, rel=1e-5)
+    assert float(sums.nll) == pytest.approx(float(plain.nll), rel=1e-5)
+    assert float(plain.z_loss) == 0
+
+
 def test_shift_of_logits_changes_nothing():
     shifted = losses.token_loss(LOGITS + 50.0, TARGETS, MASK, label_smoothing=0.1)
     plain = losses.token_loss(LOGITS, TARGETS, MASK, label_smoothing=0.1)

@@ -1,6 +1,7 @@
 """The train step learns what can be learnt, and nothing else."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from specjax import errors
 from specjax.models import t5, t5_config
-from specjax.training import init, step
+from specjax.training import distill, init, optimizer, step
 
 CONFIG = t5_config.T5Config(
     vocab_size=24,
@@ -21,7 +22,7 @@ CONFIG = t5_config.T5Config(
     num_decoder_layers=1,
     dropout_rate=0.0,
 )
-OPTIMIZER = step.OptimizerConfig(
+OPTIMIZER = optimizer.OptimizerConfig(
     learning_rate=1e-2, warmup_steps=5, steps=100, decay_steps=33
 )
 
@@ -90,40 +91,153 @@ def test_dropout_depends_on_the_step_alone():
     assert first[0]["nll"] != run(same)[1][0]["nll"]
 
 
-def test_label_smoothing_enters_the_loss():
+def test_label_smoothing_and_z_loss_enter_the_loss():
     model = t5.T5(CONFIG, jax.random.key(0))
     state = step.init_state(model, OPTIMIZER, jax.random.key(1))
     _, metrics = step.train_step(
-        state, copy_batch(0), config=OPTIMIZER, label_smoothing=0.1
+        state, copy_batch(0), config=OPTIMIZER, label_smoothing=0.1, z_loss=0.1
     )
-    assert float(metrics["loss"]) != float(metrics["nll"])
+    assert float(metrics["z_loss"]) > 0
+    smoothed = float(metrics["loss"] - metrics["z_loss"])
+    assert smoothed != pytest.approx(float(metrics["nll"]), rel=1e-3)
 
 
-def test_norms_and_biases_do_not_decay():
-    decays = step._decays(t5.T5(CONFIG, jax.random.key(0)))
-    attention = decays.encoder[0].attention
-    assert jax.tree.leaves(attention.qkv) == [True]
-    assert jax.tree.leaves(attention.bias) == [False]
-    assert jax.tree.leaves(attention.norm) == [False]
+def uneven_batch(rows: int = 8) -> step.Batch:
+    """Row r has ``1 + r % 4 * 2`` target tokens, so that groups of rows differ."""
+    batch = jax.tree.map(lambda x: x[:rows], copy_batch(3))
+    lengths = 1 + jnp.arange(rows) % 4 * 2
+    return batch.replace(targets_mask=jnp.arange(8)[None, :] < lengths[:, None])
+
+
+def only_rows(batch: step.Batch, first: int, stride: int) -> step.Batch:
+    """The batch in which only every `stride`-th row has targets."""
+    rows = jnp.arange(len(batch.targets)) % stride == first
+    return batch.replace(targets_mask=batch.targets_mask & rows[:, None])
+
+
+def apart(one, other) -> float:
+    """How far two trees of gradients are, relative to the first."""
+    norm = [
+        jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(tree)))
+        for tree in (jax.tree.map(jnp.subtract, one, other), one)
+    ]
+    return float(norm[0] / norm[1])
+
+
+def test_accumulated_gradients_are_the_whole_batch_s():
+    model = init.mimetic_init(t5.T5(CONFIG, jax.random.key(0)))
+    target, batch = t5.T5(CONFIG, jax.random.key(5)), uneven_batch()
+    compiled = jax.jit(
+        step.mean_gradients, static_argnames=("z_loss", "accumulate", "divergence")
+    )
+
+    def gradients(batch: step.Batch, accumulate: int):
+        return compiled(
+            model,
+            batch,
+            jax.random.key(1),
+            z_loss=1e-2,
+            accumulate=accumulate,
+            target=target,
+            divergence=distill.Divergence(),
+        )
+
+    whole, metrics = gradients(batch, 1)
+    grads, summed = gradients(batch, 4)
+    assert apart(whole, grads) < 1e-5
+    assert summed.keys() == metrics.keys() == {*"loss nll tokens z_loss alpha".split()}
+    assert float(summed["tokens"]) == 32
+    for name, value in metrics.items():
+        assert float(summed[name]) == pytest.approx(float(value), rel=1e-5), name
+
+    # The wrong twin, a mean of means: each part weighs the same, whatever it holds.
+    means = [gradients(only_rows(batch, first, 4), 1)[0] for first in range(4)]
+    assert apart(whole, jax.tree.map(lambda *parts: sum(parts) / 4, *means)) > 1e-2
+
+
+def test_each_micro_batch_draws_its_own_dropout():
+    config = dataclasses.replace(CONFIG, dropout_rate=0.3)
+    model = init.mimetic_init(t5.T5(config, jax.random.key(0)))
+    rows = jax.tree.map(lambda x: x[:4], copy_batch(0))
+    twice = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), rows)
+
+    @jax.jit
+    def loss(model: t5.T5, batch: step.Batch) -> dict[str, jax.Array]:
+        return step.mean_gradients(model, batch, jax.random.key(1), accumulate=2)[1]
+
+    one, other = (loss(model, only_rows(twice, first, 2)) for first in range(2))
+    assert loss(model, only_rows(twice, 0, 2)) == one
+    # The two micro-batches hold the same rows: with one mask they would agree.
+    assert abs(float(one["loss"] - other["loss"])) > 1e-3
+
+
+def test_bfloat16_computes_and_float32_is_kept():
+    def state() -> step.TrainState:
+        model = init.mimetic_init(t5.T5(CONFIG, jax.random.key(0)))
+        return step.init_state(model, OPTIMIZER, jax.random.key(1))
+
+    def operands(dtype) -> list[set[str]]:
+        """Types of the factors of each product of matrices."""
+        lowered = step.train_step.lower(
+            state(), copy_batch(0), config=OPTIMIZER, compute_dtype=dtype
+        )
+        dots = re.findall(
+            r"dot_general .* : \((.*)\) -> tensor<\d+x\d.*>", lowered.as_text()
+        )
+        return [set(re.findall(r"x(bf16|f32)>", dot)) for dot in dots]
+
+    assert all(factors == {"f32"} for factors in operands(None))
+    narrow = operands(jnp.bfloat16)
+    # Scores and logits are summed in float32, whose gradients come back in float32: two
+    # products for each of the three attentions and for the head.
+    assert narrow.count({"f32"}) <= 8
+    assert narrow.count({"bf16"}) == len(narrow) - narrow.count({"f32"}) > 40
+
+    before = state()
+    old = jax.tree.leaves(before)
+    kept = [leaf.dtype for leaf in old]
+    after, metrics = step.train_step(
+        before, copy_batch(0), config=OPTIMIZER, compute_dtype=jnp.bfloat16
+    )
+    assert [leaf.dtype for leaf in jax.tree.leaves(after)] == kept
+    assert all(leaf.is_deleted() for leaf in old), "the state is donated"
+    _, exact = step.train_step(state(), copy_batch(0), config=OPTIMIZER)
+    assert metrics["loss"].dtype == jnp.float32
+    assert float(metrics["loss"]) == pytest.approx(float(exact["loss"]), rel=1e-2)
+    assert float(metrics["loss"]) != float(exact["loss"])
+    assert float(metrics["grad_norm"]) == pytest.approx(
+        float(exact["grad_norm"]), rel=3e-2
+    )
 
 
 @pytest.mark.parametrize(
-    ("schedule", "points"),
+    ("arguments", "message"),
     [
-        ("trapezoid", {0: 0.1, 9: 1.0, 50: 1.0, 80: 1.0, 90: 0.5, 100: 0.0}),
-        ("inverse_sqrt", {0: 0.1, 9: 1.0, 39: 0.5, 89: 1 / 3}),
-        ("cosine", {0: 0.0, 10: 1.0, 55: 0.525, 100: 0.05}),
+        ({"accumulate": 3}, "accumulate is 3, and the batch has 32 rows"),
+        ({"accumulate": 0}, "accumulate is 0, and the batch has 32 rows"),
+        ({"z_loss": -1.0}, "z_loss is -1.0: at least 0"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
+        ({"compute_dtype": jnp.float16}, "compute_dtype is float16"),
+        ({"divergence": distill.Divergence()}, "given together"),
     ],
 )
-def test_schedules(schedule, points):
-    config = step.OptimizerConfig(
-        learning_rate=2.0, warmup_steps=10, steps=100, decay_steps=20, schedule=schedule
+def test_arguments_that_do_not_fit_are_refused(arguments, message):
+    state = step.init_state(
+        t5.T5(CONFIG, jax.random.key(0)), OPTIMIZER, jax.random.key(1)
     )
-    rate = step.learning_rate(config)
-    for at, expected in points.items():
-        assert float(rate(jnp.array(at))) == pytest.approx(2.0 * expected, abs=1e-6)
+    with pytest.raises(errors.InputError, match=message):
+        step.train_step(state, copy_batch(0), config=OPTIMIZER, **arguments)
+    assert not state.step.is_deleted()
 
 
-def test_unknown_schedule_is_named():
-    with pytest.raises(errors.InputError, match="'linear' is unknown"):
-        step.learning_rate(step.OptimizerConfig(schedule="linear"))
+def test_labels_are_not_smoothed_where_a_target_takes_their_place():
+    model = t5.T5(CONFIG, jax.random.key(0))
+    with pytest.raises(errors.InputError, match="label_smoothing is 0.1"):
+        step.mean_gradients(
+            model,
+            copy_batch(0),
+            jax.random.key(1),
+            label_smoothing=0.1,
+            target=model,
+            divergence=distill.Divergence(),
+        )

@@ -1,14 +1,11 @@
-"""`experiments.train` from data to export, and after a kill as if it had not been."""
+"""`experiments.train` from data to export: settings, scores, speed, what is kept."""
 
 import json
-import pathlib
-import random
-import signal
 import subprocess
 import sys
 
 import jax
-import ml_collections
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,70 +17,15 @@ from configs import (
     repair_draft,
     repair_target,
 )
-from experiments import train, train_settings
+from experiments import train, train_data, train_settings
 from specjax import checkpoints, errors
-from specjax.data import pairs, tokenizer
+from specjax.data import tokenizer
 from specjax.models import t5_weights
+from specjax.training import step
+from tests import pairs
+from tests.tiny_run import lines, losses, tiny_config
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-WORDS = "ab cde fgh ijk lmn opq rst uvw xyz The A Of".split()
-
-KILLED = """
-import json, os, pathlib, signal, sys
-import ml_collections
-from experiments import train
-from specjax import checkpoints
-
-save = checkpoints.save
-
-def save_or_die(directory, step, *args, **kwargs):
-    if step == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(directory, step, *args, **kwargs)
-
-checkpoints.save = save_or_die
-config = ml_collections.ConfigDict(json.loads(sys.argv[1]))
-train.train(config, pathlib.Path(sys.argv[2]))
-"""
-
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> pathlib.Path:
-    """Forty pairs: lower case to the words as they are."""
-    folder = tmp_path_factory.mktemp("data")
-    shuffled = random.Random(0)
-    texts = [" ".join(shuffled.choices(WORDS, k=4)) for _ in range(40)]
-    rows = [pairs.Pair(text.lower(), text) for text in texts]
-    pairs.save_pairs(folder / "train.jsonl", rows[:32])
-    pairs.save_pairs(folder / "validation.jsonl", rows[32:])
-    tokenizer.train_sentencepiece(texts, 105, folder / "spiece.model")
-    return folder
-
-
-def tiny_config(folder: pathlib.Path) -> ml_collections.ConfigDict:
-    config = repair_target.get_config()
-    config.update(log_every=1, evaluate_every=4, checkpoint_every=2)
-    config.model.update(
-        vocab_size=205, d_model=16, d_kv=4, num_heads=4, d_ff=16, dropout_rate=0.1
-    )
-    config.model.update(num_encoder_layers=1, num_decoder_layers=1)
-    config.optimizer.update(steps=8, warmup_steps=2, decay_steps=4)
-    config.data.update(folder=str(folder), buckets=(32,), tokens_per_batch=256)
-    config.data.validation_rows = 6
-    return config
-
-
-def losses(workdir: pathlib.Path) -> list[tuple[int, float]]:
-    lines = (workdir / "train.jsonl").read_text().splitlines()
-    found = map(json.loads, lines)
-    return [(line["step"], line["loss"]) for line in found if "loss" in line]
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def test_from_data_to_export(folder, tmp_path):
@@ -107,7 +49,7 @@ def test_from_data_to_export(folder, tmp_path):
 
     # Done: nothing more happens, and the newest checkpoint is exported as it is.
     (tmp_path / "export" / "model.safetensors").unlink()
-    assert train.export_newest(config, tmp_path) == 8
+    assert train.export_saved(config, tmp_path) == 8
     assert (tmp_path / "export" / "model.safetensors").is_file()
 
     # A start from an exported model.
@@ -117,62 +59,105 @@ def test_from_data_to_export(folder, tmp_path):
     assert start.model.config.dropout_rate == 0.1
 
 
-@pytest.mark.slow
-def test_a_killed_run_resumes_bit_for_bit(folder, tmp_path):
+def test_the_best_is_kept_and_exported(folder, tmp_path, monkeypatch):
+    """Step 4 by the scores that it is given here, and none that is newer."""
     config = tiny_config(folder)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = train.train(config, whole, show=lambda line: None)
+    config.update(keep=1, best="exact_match")
+    config.export.which = "best"
+    config.export.dtype = "float32"
+    scores = iter([0.7, 0.3])
+    models = []
 
-    child = subprocess.run(
-        [sys.executable, "-c", KILLED, json.dumps(config.to_dict()), str(broken)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr
-    assert checkpoints.steps(broken / "checkpoints") == [2, 4]
-    assert losses(broken)[-1][0] == 6
+    def evaluate(model, *others):
+        models.append(jax.tree.map(np.array, model))
+        return {"exact_match": next(scores)}
 
-    said = []
-    state = train.train(config, broken, show=said.append)
-    assert said[0] == "resumed at step 4 of 8"
-    assert losses(broken) == losses(whole)
-    pure = map(checkpoints.to_pure_dict, (state, expected))
-    for ours, theirs in zip(*map(jax.tree.leaves, pure), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    said: list[str] = []
+    train.train(config, tmp_path, show=said.append)
+    assert checkpoints.steps(tmp_path / "checkpoints") == [4, 8]
+    assert said[-1].startswith("exported step 4 to")
+
+    def assert_exported(model):
+        exported = t5_weights.load_t5(tmp_path / "export")
+        for leaves in zip(*map(jax.tree.leaves, (model, exported)), strict=True):
+            np.testing.assert_array_equal(*leaves)
+
+    assert_exported(models[0])
+    config.export.which = "last"
+    assert train.export_saved(config, tmp_path) == 8
+    assert_exported(models[1])
+    config.export.which, config.best = "best", "validation_nll"
+    with pytest.raises(errors.InputError, match="was saved with validation_nll"):
+        train.export_saved(config, tmp_path)
 
 
-def test_another_run_in_the_folder_is_refused(folder, tmp_path):
+def test_decodes_are_scored(folder):
+    """Against what greedy decoding is: the argmax of a pass over each prefix."""
     config = tiny_config(folder)
-    state = train.initial_state(config, [])
-    checkpoints.save(tmp_path / "checkpoints", 1, state, config.to_dict())
-    config.seed = 5
-    with pytest.raises(errors.InputError, match=r"config.seed = 0, not 5"):
-        train.train(config, tmp_path, show=lambda line: None)
+    config.evaluate.scores = ("exact_match", "character_error_rate")
+    # Untrained mimetic weights would end every text at once.
+    config.init = "random"
+    data = train_data.load_data(config, print)
+    # Sharper than at random, so that no two logits are near each other.
+    model = train.initial_state(config, data.train).model
+    model.head[...] = 5.0 * model.head[...]
+    own = config.evaluate
+    texts = []
+    forward = jax.jit(step.teacher_forced)
+    for source in data.sources[: own.rows]:
+        written: list[int] = []
+        for _ in range(own.max_length - 1):
+            fed = written + [0] * (own.max_length - len(written))
+            batch = step.Batch(
+                inputs=jnp.array([source + [0] * (32 - len(source))]),
+                inputs_mask=jnp.arange(32)[None] < len(source),
+                targets=jnp.array([fed]),
+                targets_mask=jnp.ones((1, len(fed)), bool),
+            )
+            written.append(int(forward(model, batch)[0, len(written)].argmax()))
+            if written[-1] == 1:
+                break
+        texts.append(data.pieces.decode([token for token in written if token != 1]))
+    assert len(set(texts)) == 3 and min(map(len, texts)) > 0
+
+    data.references[:3] = texts
+    scores = train.decode_scores(config, model, data)
+    assert scores == {"decoded_exact_match": 1.0, "decoded_character_error_rate": 0.0}
+    data.references[0] += "!"
+    scores = train.decode_scores(config, model, data)
+    assert scores["decoded_exact_match"] == pytest.approx(2 / 3)
+    assert scores["decoded_character_error_rate"] == 1 / sum(map(len, [*texts, "!"]))
 
 
-def test_long_examples_stay_out_aloud(folder):
+def test_all_that_can_be_asked_for_is_logged(folder, tmp_path):
     config = tiny_config(folder)
-    config.data.max_tokens = 14
-    said = []
-    data = train._load_data(config, said.append)
-    assert 0 < len(data.train) < 32
-    assert f"{32 - len(data.train)} of 32 examples are longer" in "".join(said)
-
-
-def test_a_cut_target_has_no_end(folder, tmp_path):
-    config = tiny_config(folder)
-    rows = [pairs.Pair("ab cde", "ab The", finished) for finished in (True, False)]
-    pairs.save_pairs(tmp_path / "cut.jsonl", rows)
-    config.data.train = str(tmp_path / "cut.jsonl")
-    (_, whole), (_, cut) = train._load_data(config, print).train
-    assert whole == [*cut, 1] and 1 not in cut
+    config.update(decode_every=3, measure_peak=True, tensorboard=True, z_loss=1e-4)
+    config.update(accumulate=2, best="decoded_chrf", log_every=8, keep=9)
+    config.evaluate.scores = ("bleu", "chrf", "rouge1", "rouge_l")
+    train.train(config, tmp_path, show=lambda line: None)
+    found = lines(tmp_path)
+    assert [own["step"] for own in found] == [3, 4, 6, 8, 8]
+    decoded, forced, _, steps, both = found
+    names = {f"decoded_{name}" for name in config.evaluate.scores}
+    assert set(decoded) == {"step", *names}
+    assert set(forced) == {"step", "validation_nll", "token_accuracy", "exact_match"}
+    # At the end everything is scored.
+    assert set(both) == set(decoded) | set(forced)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == both
+    assert 0 < steps["matmul_share"] < 1 and steps["z_loss"] > 0
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["effective"]["matmul_flops_per_second"] > 1e8
+    assert manifest["effective"]["train_rows"] == 32
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+    # Every second step is saved, and wherever there are scores.
+    assert checkpoints.steps(tmp_path / "checkpoints") == [2, 3, 4, 6, 8]
 
 
 def test_dictionary_reads_the_training_pairs(folder):
     """A piece of the targets alone starts away from where it starts without pairs."""
     config = tiny_config(folder)
-    examples = train._load_data(config, print).train
+    examples = train_data.load_data(config, print).train
     without = train.initial_state(config, examples).model.embedding[...]
     config.init = "dictionary"
     start = train.initial_state(config, examples).model
@@ -186,17 +171,6 @@ def test_dictionary_reads_the_training_pairs(folder):
     assert jax.tree.structure(template) == jax.tree.structure(start)
 
 
-def test_bad_settings_are_named(folder):
-    config = tiny_config(folder)
-    config.model.vocab_size = 100
-    with pytest.raises(errors.InputError, match="has 205 ids"):
-        train._load_data(config, print)
-    config = tiny_config(folder)
-    config.model.pad_id = 3
-    with pytest.raises(errors.InputError, match=r"config.model.pad_id is 3"):
-        train._load_data(config, print)
-
-
 SETTINGS = {
     "init": ("mimetik", "config.init is 'mimetik'"),
     "data.folder": ("nowhere", "config.data.folder is 'nowhere'"),
@@ -206,20 +180,57 @@ SETTINGS = {
     "log_every": (0, "config.log_every is 0"),
     "checkpoint_every": (0, "config.checkpoint_every is 0"),
     "keep": (0, "config.keep is 0"),
+    "accumulate": (0, "config.accumulate is 0"),
+    "z_loss": (-1.0, "config.z_loss is -1.0: at least 0"),
+    "compute_dtype": ("float16", "config.compute_dtype is 'float16'"),
+    "decode_every": (-1, "config.decode_every is -1"),
+    "evaluate.rows": (0, "config.evaluate.rows is 0"),
+    "evaluate.max_length": (1, "config.evaluate.max_length is 1"),
+    "best": ("nll", "config.best is 'nll': a metric, validation_nll"),
+    "export.which": ("newest", "config.export.which is 'newest': last or best"),
     "seed": (-1, "config.seed is -1"),
     "label_smoothing": (3.0, "config.label_smoothing is 3.0"),
     "optimizer.learning_rate": (-1.0, "config.optimizer.learning_rate is -1.0"),
     "optimizer.schedule": ("linear", "the schedule 'linear' is unknown"),
     "optimizer.clip": (0.0, "config.optimizer.clip is 0.0: above 0"),
-    "optimizer.b2": (1.0, "config.optimizer.b2 is 1.0: below 1"),
+    "optimizer.b2": (1.0, r"config.optimizer.b2 is 1.0: in \[0, 1\)"),
     "optimizer.steps": (0, "config.optimizer.steps is 0"),
-    "optimizer.momentum": (0.9, "config.optimizer has no setting momentum"),
+    "optimizer.nesterov": (True, "config.optimizer has no setting nesterov"),
     "model.depth": (3, "config.model has no setting depth"),
     "distill.name": ("kl", "config.distill.name is 'kl'"),
     "distill.draft_temperature": (0.0, "config.distill.draft_temperature is 0.0"),
     "distill.target": ("nowhere", "config.distill.target is 'nowhere': no such"),
     "epochs": (3, "--config has a setting epochs that this command does not know"),
 }
+
+
+def test_settings_that_do_not_go_together(folder, monkeypatch):
+    config = tiny_config(folder)
+    config.best = "decoded_bleu"
+    with pytest.raises(errors.InputError, match="does not measure; it measures exact"):
+        train_settings.check(config)
+    config.update(best="", decode_every=2)
+    config.evaluate.scores = ("bleu", "blue")
+    with pytest.raises(errors.InputError, match="config.evaluate.scores has 'blue'"):
+        train_settings.check(config)
+    config.evaluate.scores = ()
+    with pytest.raises(errors.InputError, match="config.evaluate.scores empty"):
+        train_settings.check(config)
+    config.evaluate.scores = ("bleu",)
+    train_settings.check(config)
+    config.export.which = "best"
+    with pytest.raises(errors.InputError, match="config.best empty"):
+        train_settings.check(config)
+    config.best = "decoded_bleu"
+    train_settings.check(config)
+    assert train_settings.best(config) == checkpoints.Best("decoded_bleu", True)
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(errors.InputError, match="sacrebleu is not installed"):
+        train_settings.check(config)
+    config.update(decode_every=0, best="validation_nll", tensorboard=True)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(errors.InputError, match="tensorboardX is not installed"):
+        train_settings.check(config)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -244,7 +255,7 @@ def test_a_config_of_another_command(tmp_path):
 def test_what_is_not_finite_is_never_saved(folder, tmp_path, monkeypatch):
     config = tiny_config(folder)
     config.update(log_every=100, checkpoint_every=2, evaluate_every=100)
-    take = train.step.train_step
+    take = step.train_step
 
     def spoilt(state, *arguments, **settings):
         state, metrics = take(state, *arguments, **settings)
@@ -252,7 +263,7 @@ def test_what_is_not_finite_is_never_saved(folder, tmp_path, monkeypatch):
             metrics["grad_norm"] = jax.numpy.float32("nan")
         return state, metrics
 
-    monkeypatch.setattr(train.step, "train_step", spoilt)
+    monkeypatch.setattr(step, "train_step", spoilt)
     with pytest.raises(errors.InputError, match="grad_norm is nan at step 4"):
         train.train(config, tmp_path, show=lambda line: None)
     assert checkpoints.steps(tmp_path / "checkpoints") == [2]
@@ -265,7 +276,8 @@ def test_speed_counts_steps_alone(folder, tmp_path, monkeypatch):
     config.optimizer.update(steps=8)
     clock = [0.0]
     monkeypatch.setattr(train.time, "monotonic", lambda: clock[0])
-    take, score, save = train.step.train_step, train.evaluate, checkpoints.save
+    take, score = step.train_step, train.evaluate
+    save = checkpoints.save_in_background
 
     def after(seconds, function):
         def call(*arguments, **settings):
@@ -274,9 +286,9 @@ def test_speed_counts_steps_alone(folder, tmp_path, monkeypatch):
 
         return call
 
-    monkeypatch.setattr(train.step, "train_step", after(2.0, take))
+    monkeypatch.setattr(step, "train_step", after(2.0, take))
     monkeypatch.setattr(train, "evaluate", after(100.0, score))
-    monkeypatch.setattr(checkpoints, "save", after(1000.0, save))
+    monkeypatch.setattr(checkpoints, "save_in_background", after(1000.0, save))
     train.train(config, tmp_path, show=lambda line: None)
     lines = map(json.loads, (tmp_path / "train.jsonl").read_text().splitlines())
     speeds = [line["seconds_per_step"] for line in lines if "loss" in line]
@@ -315,16 +327,6 @@ def test_distillation_raises_alpha(folder, tmp_path):
         train.train(config, tmp_path / "new", show=lambda line: None)
 
 
-def test_an_empty_target_is_counted(folder, tmp_path):
-    config = tiny_config(folder)
-    rows = [pairs.Pair("ab cde", "ab"), pairs.Pair("fgh", "")]
-    pairs.save_pairs(tmp_path / "some.jsonl", rows)
-    config.data.train = str(tmp_path / "some.jsonl")
-    said = []
-    assert train._load_data(config, said.append).train[1][1] == [1]
-    assert any("1 of 2 examples have an empty target" in line for line in said)
-
-
 @pytest.mark.parametrize(
     "module", [repair_target, repair_draft, ende_short, ende_target, ende_draft]
 )
@@ -339,7 +341,7 @@ def test_command_line_in_a_notebook(tmp_path):
     settings = ["--config=configs/repair_draft.py", f"--workdir={tmp_path}"]
     child = subprocess.run(
         [*command, *settings, "--config.data.folder=nowhere"],
-        cwd=ROOT,
+        cwd=pairs.ROOT,
         capture_output=True,
         text=True,
     )

@@ -1,0 +1,180 @@
+"""What a training run reads: pairs of texts as ids, and what is held out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from experiments import train_settings
+from specjax import errors
+from specjax.data import batches, pairs, tokenizer
+from specjax.training import step
+
+Example = tuple[list[int], list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What a run reads.
+
+    Attributes:
+        train: examples as ids.
+        validation: the held-out examples in padded batches.
+        sources: ids of the held-out sources, in the order of the file.
+        references: their targets as text.
+        pieces: the tokenizer.
+        dropped: by file, how many examples were too long.
+        fingerprints: SHA-256 of the training examples and of the tokenizer.
+    """
+
+    train: list[Example]
+    validation: list[step.Batch]
+    sources: list[list[int]]
+    references: list[str]
+    pieces: tokenizer.Tokenizer
+    dropped: dict[str, int]
+    fingerprints: dict[str, str]
+
+
+def load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) -> Data:
+    """Reads the files of ``config.data``.
+
+    Args:
+        config: see `configs/repair_target.py`.
+        show: prints a line: what stays out, and how many.
+
+    Raises:
+        errors.InputError: the tokenizer is not the model's, a file has a line that is
+            no pair, or holds no example that is short enough.
+    """
+    folder = pathlib.Path(config.data.folder)
+    pieces = _load_tokenizer(config, folder, show)
+    limit = config.data.max_tokens
+    dropped = {}
+
+    def read(path: pathlib.Path) -> list[tuple[Example, str]]:
+        # A model may have written nothing: so a draft must learn to do.
+        found = pairs.load_pairs(path, empty_targets=True)
+        empty = sum(not pair.target.strip() for pair in found)
+        if empty:
+            show(f"{path}: {empty} of {len(found)} examples have an empty target")
+        examples = [
+            (
+                (
+                    pieces.encode(pair.source),
+                    pieces.encode(pair.target)[: None if pair.finished else -1],
+                ),
+                pair.target,
+            )
+            for pair in found
+        ]
+        short = [own for own in examples if max(map(len, own[0])) <= limit]
+        dropped[str(path)] = len(examples) - len(short)
+        if not short:
+            raise errors.InputError(
+                f"{path}: all {len(examples)} examples are longer than "
+                f"config.data.max_tokens = {limit}"
+            )
+        if len(short) < len(examples):
+            show(
+                f"{path}: {len(examples) - len(short)} of {len(examples)} examples "
+                f"are longer than config.data.max_tokens = {limit} and stay out"
+            )
+        return short
+
+    train = read(pathlib.Path(config.data.train or folder / "train.jsonl"))
+    held_out = read(pathlib.Path(config.data.validation or folder / "validation.jsonl"))
+    held_out = held_out[: config.data.validation_rows]
+    rows = [example for example, _ in held_out]
+    plan = batches.plan_batches(rows, config.data.tokens_per_batch, config.data.buckets)
+    return Data(
+        train=[example for example, _ in train],
+        validation=[
+            to_device(batch) for batch in batches.epoch_batches(rows, plan, 0, epoch=0)
+        ],
+        sources=[source for source, _ in rows],
+        references=[text for _, text in held_out],
+        pieces=pieces,
+        dropped=dropped,
+        fingerprints={
+            "training examples": _fingerprint([example for example, _ in train]),
+            "tokenizer": _fingerprint_files(folder),
+        },
+    )
+
+
+def to_device(batch: batches.Batch) -> step.Batch:
+    """A batch of numpy arrays as the train step takes it."""
+    return step.Batch(
+        inputs=jnp.asarray(batch.inputs),
+        inputs_mask=jnp.asarray(batch.input_mask),
+        targets=jnp.asarray(batch.targets),
+        targets_mask=jnp.asarray(batch.target_mask),
+    )
+
+
+def _load_tokenizer(
+    config: ml_collections.ConfigDict,
+    folder: pathlib.Path,
+    show: Callable[[str], None],
+) -> tokenizer.Tokenizer:
+    pieces = tokenizer.load_tokenizer(folder)
+    if pieces.vocab_size > config.model.vocab_size:
+        raise errors.InputError(
+            f"config.model.vocab_size is {config.model.vocab_size}, the tokenizer in "
+            f"{folder} has {pieces.vocab_size} ids"
+        )
+    shape = train_settings.model_config(config)
+    for name in ("pad_id", "eos_id"):
+        if getattr(shape, name) != getattr(pieces, name):
+            raise errors.InputError(
+                f"config.model.{name} is {getattr(shape, name)}, and the tokenizer in "
+                f"{folder} has {getattr(pieces, name)}: they must agree"
+            )
+    if config.init not in train_settings.INITS:
+        _check_same(config, pieces, show)
+    return pieces
+
+
+def _check_same(
+    config: ml_collections.ConfigDict,
+    pieces: tokenizer.Tokenizer,
+    show: Callable[[str], None],
+) -> None:
+    if not any(
+        (pathlib.Path(config.init) / name).is_file() for name in tokenizer.FILES
+    ):
+        show(
+            f"config.init: {config.init} holds no tokenizer; its model is taken to "
+            "know the ids of config.data.folder"
+        )
+        return
+    try:
+        tokenizer.check_same_tokenizer(tokenizer.load_tokenizer(config.init), pieces)
+    except errors.InputError as error:
+        raise errors.InputError(
+            f"config.init: the model in {config.init} has another tokenizer than "
+            f"config.data.folder, {config.data.folder}"
+        ) from error
+
+
+def _fingerprint(examples: Sequence[Example]) -> str:
+    digest = hashlib.sha256()
+    for sides in examples:
+        for ids in sides:
+            digest.update(np.array([len(ids), *ids], np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def _fingerprint_files(folder: pathlib.Path) -> str:
+    digest = hashlib.sha256()
+    for name in tokenizer.FILES:
+        if (folder / name).is_file():
+            digest.update(name.encode() + (folder / name).read_bytes())
+    return digest.hexdigest()

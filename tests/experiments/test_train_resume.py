@@ -1,0 +1,230 @@
+"""A run that was killed, or whose disk failed, ends as if nothing had happened."""
+
+import errno
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import train
+from specjax import checkpoints, errors
+from tests import pairs
+from tests.tiny_run import lines, losses, tiny_config
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+# Runs to the end, or dies by its own hand at the moment that the third argument names.
+CHILD = """
+import json, os, pathlib, signal, sys
+import ml_collections
+from experiments import train
+from specjax import checkpoints
+from specjax.training import step
+
+config = ml_collections.ConfigDict(json.loads(sys.argv[1]))
+
+def die(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def die_at(number, function, find):
+    def call(*arguments, **settings):
+        if find(*arguments) == number:
+            die()
+        return function(*arguments, **settings)
+    return call
+
+if sys.argv[3] == "copying":
+    checkpoints.save_in_background = die_at(
+        6, checkpoints.save_in_background, lambda folder, number, *rest: number
+    )
+elif sys.argv[3] == "written":
+    checkpoints._hashes = die_at(
+        "6.partial", checkpoints._hashes, lambda folder: folder.name
+    )
+elif sys.argv[3] == "dropping":
+    checkpoints.best_step = die_at(
+        6, checkpoints.best_step, lambda folder, best: checkpoints.steps(folder)[-1]
+    )
+elif sys.argv[3] == "stepping":
+    step.train_step = die_at(6, step.train_step, lambda state, batch: int(state.step))
+train.train(config, pathlib.Path(sys.argv[2]))
+"""
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def run_config(folder: pathlib.Path):
+    """With all that could make a step differ the second time."""
+    config = tiny_config(folder)
+    config.update(accumulate=2, keep=2, z_loss=1e-4, decode_every=4)
+    config.evaluate.scores = ("exact_match",)
+    assert config.model.dropout_rate > 0
+    return config
+
+
+def start(config, workdir: pathlib.Path, moment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, json.dumps(config.to_dict()), workdir, moment],
+        cwd=pairs.ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_same(ours, theirs) -> None:
+    pure = map(checkpoints.to_pure_dict, (ours, theirs))
+    for leaves in zip(*map(jax.tree.leaves, pure), strict=True):
+        np.testing.assert_array_equal(*leaves)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_for_bit(folder, tmp_path):
+    config = run_config(folder)
+    whole = tmp_path / "whole"
+    expected = train.train(config, whole, show=quiet)
+    assert len(lines(whole)) == 10
+    # Steps that must stand, and may: the thread that writes is not waited for.
+    moments = {
+        "copying": ([4], [2, 4]),
+        "written": ([4], [2, 4]),
+        "dropping": ([4, 6], [2, 4, 6]),
+        "stepping": ([4], [2, 4, 6]),
+        "from outside": ([], [2, 4, 6]),
+    }
+    for moment, (least, most) in moments.items():
+        broken = tmp_path / moment
+        child = start(config, broken, moment)
+        if moment == "from outside":
+            log = broken / "train.jsonl"
+            while not log.is_file() or len(lines(broken)) < 4:
+                time.sleep(0.001)
+            child.send_signal(signal.SIGKILL)
+        _, said_in_child = child.communicate(timeout=600)
+        assert child.returncode == -signal.SIGKILL, said_in_child
+        stand = checkpoints.steps(broken / "checkpoints")
+        assert set(least) <= set(stand) <= set(most), moment
+        said: list[str] = []
+        state = train.train(config, broken, show=said.append)
+        if stand:
+            assert said[0] == f"resumed at step {stand[-1]} of 8"
+        assert lines(broken) == lines(whole), moment
+        assert_same(state, expected)
+        names = {path.name for path in (broken / "checkpoints").iterdir()}
+        assert not [name for name in names if not name.isdecimal()]
+
+
+def test_a_run_goes_on_where_one_was_cut_short(folder, tmp_path, monkeypatch):
+    """In one process: a full disk, an error, damage, and the end as it should be."""
+    config = run_config(folder)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = train.train(config, whole, show=quiet)
+
+    write, take = checkpoints._write_json, train.step.train_step
+
+    def full(path, content):
+        if path.parent.name == "4.partial":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, content)
+
+    def fail(state, *arguments, **settings):
+        if int(state.step) == 6:
+            raise KeyboardInterrupt
+        return take(state, *arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_write_json", full)
+        patch.setattr(train.step, "train_step", fail)
+        message = (
+            "checkpoint 4 was not written .*No space left.*those of steps .2. stay"
+        )
+        with pytest.warns(UserWarning, match=message), pytest.raises(KeyboardInterrupt):
+            train.train(config, broken, show=quiet)
+    # The save that was under way when the run ended was waited for.
+    assert checkpoints.steps(broken / "checkpoints") == [2, 6]
+    assert [number for number, _ in losses(broken)] == [1, 2, 3, 4, 5, 6]
+
+    (broken / "checkpoints" / "6" / "sha256.json").unlink()
+    said: list[str] = []
+    with pytest.warns(UserWarning, match="checkpoint 6 in .* cannot be read"):
+        state = train.train(config, broken, show=said.append)
+    assert said[0] == "resumed at step 2 of 8"
+    assert (broken / "checkpoints" / "6.damaged").is_dir()
+    assert lines(broken) == lines(whole)
+    assert_same(state, expected)
+
+    # Done: nothing more happens.
+    again = train.train(config, broken, show=quiet)
+    assert lines(broken) == lines(whole)
+    assert_same(again, expected)
+
+
+def test_a_last_checkpoint_that_fails_is_said(folder, tmp_path, monkeypatch):
+    config = tiny_config(folder)
+    config.update(evaluate_every=100, checkpoint_every=100)
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints, "_save", full)
+    with pytest.warns(UserWarning, match="checkpoint 8 was not written"):
+        train.train(config, tmp_path, show=quiet)
+    # All but the checkpoint is there.
+    assert (tmp_path / "export" / "model.safetensors").is_file()
+
+
+def test_another_run_in_the_folder_is_refused(folder, tmp_path):
+    config = tiny_config(folder)
+    state = train.initial_state(config, [])
+    checkpoints.save(tmp_path / "checkpoints", 1, state, config.to_dict())
+    for name, value, message in (
+        ("seed", 5, r"config.seed = 0, not 5"),
+        ("accumulate", 2, r"config.accumulate = 1, not 2"),
+        ("data.max_tokens", 9, r"config.data.max_tokens = 96, not 9"),
+    ):
+        other = tiny_config(folder)
+        section, _, last = name.rpartition(".")
+        (other[section] if section else other)[last] = value
+        with pytest.raises(errors.InputError, match=message):
+            train.train(other, tmp_path, show=quiet)
+
+
+def test_a_run_from_before_a_setting_was_made_goes_on(folder, tmp_path):
+    config = tiny_config(folder)
+    state = train.initial_state(config, [])
+    old = config.to_dict()
+    for name in ("z_loss", "accumulate", "compute_dtype", "evaluate"):
+        del old[name]
+    del old["data"]["validation"]
+    checkpoints.save(tmp_path / "checkpoints", 1, state, old)
+    said: list[str] = []
+    config.optimizer.learning_rate = 0.5
+    assert train._restore(config, tmp_path, said.append).step == 1
+    assert said == [
+        "config.optimizer.learning_rate is now 0.5, was 0.0012",
+        "resumed at step 1 of 8",
+    ]
+    # What it did then is what the default does now, and nothing else.
+    config.z_loss = 1e-4
+    with pytest.raises(errors.InputError, match="config.z_loss = 0.0, not 0.0001"):
+        train._restore(config, tmp_path, said.append)
+
+
+@pytest.mark.parametrize("name", ["training examples", "tokenizer"])
+def test_other_data_under_the_same_name_is_refused(folder, tmp_path, name):
+    config = tiny_config(folder)
+    state = train.initial_state(config, [])
+    saved = config.to_dict() | {"fingerprints": {name: "of another"}}
+    checkpoints.save(tmp_path / "checkpoints", 1, state, saved)
+    message = f"holds a run with another {name.removesuffix('s')}"
+    with pytest.raises(errors.InputError, match=message):
+        train.train(config, tmp_path, show=quiet)
