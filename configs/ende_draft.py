@@ -1,6 +1,6 @@
 """The draft of the `ende` pair: a sixth of the weights a step of the target.
 
-    python -m experiments.train --config=configs/ende_draft.py \
+    python -m experiments.distill --config=configs/ende_draft.py \
         --config.data.folder=DATA --config.data.train=FILE --workdir=DIR
 
 FILE is a JSONL of `source` and `target` whose targets the target model has written
@@ -14,10 +14,11 @@ from configs import ende_short, repair_draft
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The settings of `experiments.train`."""
+    """The settings of `experiments.distill`."""
     config = ende_short.get_config()
     config.model.update(repair_draft.get_config().model)
     config.model.update(vocab_size=8000)
     config.optimizer.update(learning_rate=3e-3, steps=2000, decay_steps=1200)
     config.data.update(max_tokens=96, validation_rows=500)
+    config.distill.target = "zoo/ende/target"
     return config

@@ -1,6 +1,6 @@
 """The draft of the `repair` pair: a sixth of the weights a step of the target.
 
-    python -m experiments.train --config=configs/repair_draft.py \
+    python -m experiments.distill --config=configs/repair_draft.py \
         --config.data.folder=DATA --config.data.train=FILE --workdir=DIR
 
 FILE is a JSONL of `source` and `target` whose targets the target model has written: a
@@ -16,7 +16,7 @@ from configs import repair_target
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The settings of `experiments.train`."""
+    """The settings of `experiments.distill`."""
     config = repair_target.get_config()
     config.model.update(
         d_model=128,
@@ -27,4 +27,5 @@ def get_config() -> ml_collections.ConfigDict:
         num_decoder_layers=1,
     )
     config.optimizer.update(learning_rate=3e-3, warmup_steps=100)
+    config.distill.target = "zoo/repair/target"
     return config

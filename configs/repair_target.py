@@ -16,7 +16,9 @@ def get_config() -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(
         dict(
             seed=0,
-            init="mimetic",  # dictionary, random, or the directory of a trained model
+            # dictionary, random, target, or the directory of a trained model.
+            init="mimetic",
+            init_layers=dict(encoder=(), decoder=()),  # of the target, for "target"
             label_smoothing=0.0,
             z_loss=0.0,  # weight of log(normaliser)^2; T5's is 1e-4
             accumulate=1,  # micro-batches of a step, one after another
@@ -76,6 +78,9 @@ def get_config() -> ml_collections.ConfigDict:
                 decay=3.0,
                 target_temperature=1.0,
                 draft_temperature=1.0,
+                # Shares of the steps that learn on the training file's texts, on what
+                # the target writes at that moment, and on what the draft writes.
+                texts=dict(truth=1.0, target=0.0, draft=0.0, temperature=1.0),
             ),
             export=dict(which="last", dtype="float16"),  # last or best checkpoint
         )

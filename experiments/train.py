@@ -1,7 +1,7 @@
 """Trains a T5 on pairs of texts; resumes where it was stopped; exports what it has."""
 
+import collections
 import contextlib
-import dataclasses
 import pathlib
 import shutil
 import sys
@@ -17,70 +17,22 @@ import ml_collections
 import numpy as np
 from absl import flags
 
-from configs import repair_target
-from experiments import baseline, build, command, train_data, train_log, train_settings
+from experiments import (
+    baseline,
+    build,
+    command,
+    teacher,
+    train_data,
+    train_log,
+    train_settings,
+    train_state,
+)
 from specjax import checkpoints, errors
 from specjax.data import batches, tokenizer
 from specjax.metrics import text
 from specjax.models import shared_encoder, t5, t5_weights
 from specjax.sampling import Sampling
-from specjax.training import alignment, distill, flops, init, step
-
-# What a resumed run may change without becoming another run.
-_FREE_SETTINGS = (
-    "log_every",
-    "evaluate_every",
-    "decode_every",
-    "evaluate",
-    "checkpoint_every",
-    "keep",
-    "best",
-    "tensorboard",
-    "measure_peak",
-    "export",
-)
-
-
-def initial_state(
-    config: ml_collections.ConfigDict, examples: Sequence[train_data.Example]
-) -> step.TrainState:
-    """The state before the first step, as ``config.init`` says.
-
-    Args:
-        config: see `configs/repair_target.py`.
-        examples: the training examples, which "dictionary" reads.
-
-    Raises:
-        errors.InputError: the model in the directory ``config.init`` has not the shape
-            ``config.model``.
-    """
-    model_key, run_key = jax.random.split(jax.random.key(config.seed))
-    shape = train_settings.model_config(config)
-    if config.init == "mimetic":
-        model = init.mimetic_init(_random_model(shape, model_key))
-    elif config.init == "dictionary":
-        model = init.dictionary_init(
-            _random_model(shape, model_key),
-            alignment.align(examples, shape.vocab_size),
-            # Beside the two keys above, which are numbers 0 and 1.
-            jax.random.fold_in(jax.random.key(config.seed), 2),
-        )
-    elif config.init == "random":
-        model = _random_model(shape, model_key)
-    else:
-        model = t5_weights.load_t5(config.init)
-        stored = dataclasses.replace(model.config, dropout_rate=shape.dropout_rate)
-        if stored != shape:
-            raise errors.InputError(
-                f"config.init: the model in {config.init} is {stored}, config.model "
-                f"asks for {shape}"
-            )
-        model.config = shape
-    return step.init_state(model, train_settings.optimizer_config(config), run_key)
-
-
-# One program: made operation by operation, each shape would compile for itself.
-_random_model = jax.jit(t5.T5, static_argnums=0)
+from specjax.training import flops, step
 
 
 def train(
@@ -106,14 +58,15 @@ def train(
     train_settings.check(config)
     optimizer = train_settings.optimizer_config(config)
     shape, compute = train_settings.model_config(config), config.compute_dtype
-    target, divergence = train_settings.load_target(config)
+    master = teacher.load_teacher(config)
+    target = None if master is None else master.target
     workdir.mkdir(parents=True, exist_ok=True)
-    restored = _restore(config, workdir, show)
+    restored = train_state.restore(config, workdir, show)
     data = train_data.load_data(config, show)
     if restored is None:
-        state = initial_state(config, data.train)
+        state = train_state.initial_state(config, data.train, target)
     else:
-        _check_same_data(restored.config, data, workdir)
+        train_state.check_same_data(restored.config, data, workdir)
         checkpoints.set_aside(workdir / "checkpoints", restored.skipped)
         state = restored.state
     number = first = int(state.step)
@@ -127,6 +80,7 @@ def train(
         matmul_flops_per_second=peak,
     )
     command.write_json(workdir / "manifest.json", manifest)
+    held_out = {} if master is None else master.held_out(config, data)
     stream = batches.training_batches(
         data.train,
         config.data.tokens_per_batch,
@@ -139,6 +93,7 @@ def train(
         workdir, optimizer.steps, first, tensorboard=config.tensorboard
     )
     evaluation: dict[str, float] = {}
+    writers: collections.Counter[str] = collections.Counter()
     recent: list[dict[str, jax.Array]] = []
     # Operations of the recent steps, their start, and seconds that no step took.
     work, since, aside = 0, time.monotonic(), 0.0
@@ -146,16 +101,20 @@ def train(
         for batch, position in stream:
             if number >= optimizer.steps:
                 break
+            learnt = train_data.to_device(batch)
+            if master is not None:
+                learnt, writer = master.texts_of_step(state, learnt, number)
+                writers[writer] += 1
             state, metrics = step.train_step(
                 state,
-                train_data.to_device(batch),
+                learnt,
                 config=optimizer,
                 label_smoothing=config.label_smoothing,
                 z_loss=config.z_loss,
                 accumulate=config.accumulate,
                 compute_dtype=train_settings.COMPUTE[compute],
                 target=target,
-                divergence=divergence,
+                divergence=None if master is None else master.divergence,
             )
             state = state.replace(
                 epoch=jnp.array(position.epoch, jnp.int32),
@@ -168,9 +127,11 @@ def train(
             if number % config.log_every == 0 or last:
                 jax.block_until_ready(metrics)
                 seconds = time.monotonic() - since - aside
-                log(train_log.averages(number, recent, seconds, work, peak))
+                line = train_log.averages(number, recent, seconds, work, peak)
+                log(line | {f"{name}_texts": own for name, own in writers.items()})
                 _check_finite(number, metrics)
                 recent, work, since, aside = [], 0, time.monotonic(), 0.0
+                writers.clear()
             scoring = number % config.evaluate_every == 0 or last
             decoding = config.decode_every and (
                 number % config.decode_every == 0 or last
@@ -182,7 +143,7 @@ def train(
             _check_finite(number, metrics)
             scores: dict[str, float] = {}
             if scoring:
-                scores |= evaluate(state.model, data.validation, target, divergence)
+                scores |= evaluate(state.model, data.validation, master, held_out)
             if decoding:
                 scores |= decode_scores(config, state.model, data, target)
             if scores:
@@ -203,30 +164,34 @@ def train(
 def evaluate(
     model: t5.T5,
     data: Sequence[step.Batch],
-    target: t5.T5 | None = None,
-    divergence: distill.Divergence | None = None,
+    master: teacher.Teacher | None = None,
+    held_out: dict[str, teacher.HeldOut] | None = None,
 ) -> dict[str, float]:
     """Teacher-forced scores on held-out batches.
 
     Returns:
         ``validation_nll`` (nats a token), ``token_accuracy``, and ``exact_match``: the
-        share of rows that greedy decoding reproduces. With a target also
-        ``validation_divergence`` and ``validation_alpha``, on these same texts.
+        share of rows that greedy decoding reproduces. With a teacher also
+        ``validation_divergence`` and ``validation_alpha``, on these same texts, and
+        ``alpha_greedy`` and ``alpha_sampled`` on the teacher's own, `held_out`.
     """
-    sums = [step.eval_step(model, batch) for batch in data]
+    target = None if master is None else master.target
+    sums = [step.eval_step(model, batch, target) for batch in data]
     total = jax.tree.map(lambda *leaves: float(sum(leaves)), *sums)
     scores = {
         "validation_nll": total.nll / total.tokens,
         "token_accuracy": total.correct / total.tokens,
         "exact_match": total.exact / total.rows,
     }
-    if target is not None and divergence is not None:
+    if master is not None:
         apart = [
-            step.eval_distill_step(model, target, batch, divergence) for batch in data
+            step.eval_distill_step(model, master.target, batch, master.divergence)
+            for batch in data
         ]
         far = jax.tree.map(lambda *leaves: float(sum(leaves)), *apart)
         scores["validation_divergence"] = far.loss / far.tokens
         scores["validation_alpha"] = far.alpha / far.tokens
+        scores |= master.alphas(model, held_out or {})
     return scores
 
 
@@ -304,7 +269,7 @@ def export_saved(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> in
                 f"no checkpoint in {folder} was saved with {best.metric}: take another "
                 "config.best, or config.export.which=last"
             )
-    restored = checkpoints.restore(folder, _template(config), step=number)
+    restored = checkpoints.restore(folder, train_state.template(config), step=number)
     if restored is None:
         raise errors.InputError(f"no checkpoint in {folder}")
     export(config, restored.state.model, workdir)
@@ -358,65 +323,6 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:200]
 
 
-def _template(config: ml_collections.ConfigDict) -> step.TrainState:
-    """A state of the run's structure, for a checkpoint to fill."""
-    shape = train_settings.model_config(config)
-    model = _random_model(shape, jax.random.key(0))
-    return step.init_state(
-        model, train_settings.optimizer_config(config), jax.random.key(0)
-    )
-
-
-def _restore(
-    config: ml_collections.ConfigDict,
-    workdir: pathlib.Path,
-    show: Callable[[str], None],
-) -> checkpoints.Restored | None:
-    restored = checkpoints.restore(workdir / "checkpoints", _template(config))
-    if restored is None:
-        return None
-    # What a run from before a setting was made did, is what the setting is as shipped.
-    default = _flat(repair_target.get_config().to_dict())
-    saved, now = _flat(restored.config), _flat(config.to_dict())
-    for name in sorted(now.keys() | saved.keys()):
-        old, new = (own.get(name, default.get(name)) for own in (saved, now))
-        section = name.partition(".")[0]
-        if old == new or section in (*_FREE_SETTINGS, "fingerprints"):
-            continue
-        if section != "optimizer":
-            raise errors.InputError(
-                f"{workdir} holds a run with config.{name} = {old}, not {new}: resume "
-                "with the same settings or take another --workdir"
-            )
-        show(f"config.{name} is now {new}, was {old}")
-    show(f"resumed at step {restored.step} of {config.optimizer.steps}")
-    return restored
-
-
-def _flat(settings: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Settings by their whole names, as they come back from JSON."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{path}{name}.")
-        else:
-            flat[path + name] = list(value) if isinstance(value, tuple) else value
-    return flat
-
-
-def _check_same_data(
-    saved: dict[str, Any], data: train_data.Data, workdir: pathlib.Path
-) -> None:
-    before = saved.get("fingerprints", {})
-    for name, own in data.fingerprints.items():
-        if before.get(name, own) != own:
-            raise errors.InputError(
-                f"{workdir} holds a run with another {name.removesuffix('s')}: the "
-                f"files of config.data have changed since; put the old {name} back or "
-                "take another --workdir"
-            )
-
-
 def _flops(shape: Any, target: t5.T5 | None, batch: batches.Batch) -> int:
     rows, source = batch.inputs.shape
     sizes = (rows, source, batch.targets.shape[1])
@@ -438,6 +344,18 @@ def _check_finite(number: int, metrics: dict[str, jax.Array]) -> None:
 def main(
     config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
 ) -> None:
+    """Runs the command."""
+    if config.distill.target:
+        raise errors.InputError(
+            "config.distill.target is set: python -m experiments.distill trains a "
+            "draft against a target"
+        )
+    run(config, workdir, values)
+
+
+def run(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
+) -> None:
     """Trains, or exports a checkpoint."""
     # A checkpoint that cannot be read is a line for the log, not a stack.
     warnings.showwarning = lambda message, *_: print(
@@ -450,7 +368,8 @@ def main(
         train(config, workdir)
 
 
-def _define(values: flags.FlagValues) -> None:
+def define(values: flags.FlagValues) -> None:
+    """Flags of the command's own."""
     flags.DEFINE_bool(
         "export_only",
         False,
@@ -460,4 +379,4 @@ def _define(values: flags.FlagValues) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main, define=_define)
+    command.run(main, define=define)

@@ -9,15 +9,13 @@ import jax.numpy as jnp
 import ml_collections
 
 from configs import repair_target
-from experiments import build, train_log
+from experiments import build, teacher, train_log
 from specjax import checkpoints, errors
-from specjax.data import tokenizer
 from specjax.metrics import text
-from specjax.models import t5, t5_config
-from specjax.pair import load_model
-from specjax.training import distill, optimizer
+from specjax.models import t5_config
+from specjax.training import distill, optimizer, texts
 
-INITS = ("mimetic", "dictionary", "random")
+INITS = ("mimetic", "dictionary", "random", "target")
 
 # Of the exported model; trained weights fit into all of them.
 STORED = {"float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
@@ -33,6 +31,8 @@ METRICS = {
     "exact_match": True,
     "validation_divergence": False,
     "validation_alpha": True,
+    "alpha_greedy": True,
+    "alpha_sampled": True,
 } | {f"{DECODED}{name}": name not in text.ERRORS for name in text.SCORES}
 
 
@@ -82,12 +82,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     model_config(config)
     _check_evaluation(config)
     optimizer.check_optimizer(optimizer_config(config), "config.optimizer")
-    distill.check_divergence(divergence_config(config), "config.distill")
-    if config.distill.target and config.label_smoothing:
-        raise errors.InputError(
-            f"config.label_smoothing is {config.label_smoothing} and config.distill "
-            "names a target, whose laws take the place of labels: set it to 0"
-        )
+    _check_distillation(config)
     folder = pathlib.Path(config.data.folder)
     if not config.data.folder or not folder.is_dir():
         raise errors.InputError(
@@ -99,6 +94,35 @@ def check(config: ml_collections.ConfigDict) -> None:
             f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
             "directory of a trained model"
         )
+
+
+def _check_distillation(config: ml_collections.ConfigDict) -> None:
+    distill.check_divergence(teacher.divergence(config), "config.distill")
+    mixture = teacher.mixture(config)
+    texts.check_mixture(mixture, "config.distill.texts")
+    layers = config.init_layers
+    if config.init != "target" and (layers.encoder or layers.decoder):
+        raise errors.InputError(
+            f"config.init_layers names layers of the target and config.init is "
+            f"{config.init!r}: set config.init=target, or leave them out"
+        )
+    if config.distill.target:
+        if config.label_smoothing:
+            raise errors.InputError(
+                f"config.label_smoothing is {config.label_smoothing} and "
+                "config.distill names a target, whose laws take the place of labels: "
+                "set it to 0"
+            )
+        return
+    for setting, needs_target in (
+        ("config.init=target", config.init == "target"),
+        ("config.model.encoder_width", config.model.get("encoder_width") is not None),
+        ("config.distill.texts", mixture.truth != 1),
+    ):
+        if needs_target:
+            raise errors.InputError(
+                f"{setting} is set and config.distill.target empty: name the target"
+            )
 
 
 def _check_evaluation(config: ml_collections.ConfigDict) -> None:
@@ -115,7 +139,7 @@ def _check_evaluation(config: ml_collections.ConfigDict) -> None:
         )
     written = {"validation_nll", "token_accuracy", "exact_match"}
     if config.distill.target:
-        written |= {"validation_divergence", "validation_alpha"}
+        written |= {name for name in METRICS if "alpha" in name or "diverg" in name}
     if config.decode_every:
         if not own.scores:
             raise errors.InputError(
@@ -150,26 +174,3 @@ def best(config: ml_collections.ConfigDict) -> checkpoints.Best | None:
     if not config.best:
         return None
     return checkpoints.Best(config.best, largest=METRICS[config.best])
-
-
-def load_target(
-    config: ml_collections.ConfigDict,
-) -> tuple[t5.T5 | None, distill.Divergence | None]:
-    """The model to distil and the divergence from it; None where none is named.
-
-    Raises:
-        errors.InputError: the folder is no model's, or has another tokenizer.
-    """
-    if not config.distill.target:
-        return None, None
-    folder = build.checkpoint_folder(config.distill.target, "distill.target")
-    target, own, _ = load_model(folder)
-    tokenizer.check_same_tokenizer(own, tokenizer.load_tokenizer(config.data.folder))
-    return target, divergence_config(config)
-
-
-def divergence_config(config: ml_collections.ConfigDict) -> distill.Divergence:
-    """The divergence from ``config.distill``."""
-    settings = config.distill.to_dict()
-    settings.pop("target")
-    return distill.Divergence(**settings)

@@ -23,9 +23,9 @@ def summary_table(runs: Mapping[str, Metrics]) -> Table:
 
     table = Table(
         title="plain and speculative decoding of the same inputs",
-        caption="from the counts: passes counted, costs c, v and the encoders' timed; "
-        "from alpha: Leviathan et al.'s formula, which takes v = 1, alike acceptance at "
-        "every token and no encoder",
+        caption="from the counts: passes counted; c, v and the encoders timed\n"
+        "from alpha: Leviathan et al.'s formula, with v = 1, no encoder, and tokens "
+        "that stand or fall alike",
         caption_justify="left",
     )
     table.add_column("")

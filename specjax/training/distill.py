@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax import errors
 
@@ -106,7 +106,10 @@ _RULES: Mapping[str, Callable[[jax.Array, jax.Array, Divergence], jax.Array]] = 
     "lk": _lk,
     "lk_hybrid": _lk_hybrid,
 }
-NAMES = tuple(_RULES)
+# The cross entropy of the texts themselves, which are then best the target's own: Kim
+# and Rush 2016 (arXiv:1606.07947).
+SEQUENCE = "sequence"
+NAMES = (*_RULES, SEQUENCE)
 
 
 def check_divergence(divergence: Divergence, name: str) -> None:
@@ -119,7 +122,7 @@ def check_divergence(divergence: Divergence, name: str) -> None:
     Raises:
         errors.InputError: naming the first that is wrong.
     """
-    if divergence.name not in _RULES:
+    if divergence.name not in NAMES:
         raise errors.InputError(
             f"{name}.name is {divergence.name!r}: it must be one of {', '.join(NAMES)}"
         )
@@ -137,6 +140,7 @@ def check_divergence(divergence: Divergence, name: str) -> None:
 def distill_loss(
     target_logits: Float[Array, "B T V"],
     draft_logits: Float[Array, "B T W"],
+    targets: Int[Array, "B T"],
     mask: Bool[Array, "B T"],
     divergence: Divergence,
 ) -> DistillLoss:
@@ -146,6 +150,7 @@ def distill_loss(
         target_logits: raw; no gradient flows into them.
         draft_logits: raw. Where one model has more rows than the other, the rows that
             both have are compared: the rest is padding of the vocabulary.
+        targets: the texts, which "sequence" alone reads.
         mask: True at real tokens.
         divergence: see `Divergence`.
     """
@@ -158,7 +163,10 @@ def distill_loss(
     log_p = log_law(jax.lax.stop_gradient(target_logits), divergence.target_temperature)
     log_q = log_law(draft_logits, divergence.draft_temperature)
     weights = mask.astype(jnp.float32)
-    each = _RULES[divergence.name](log_p, log_q, divergence)
+    if divergence.name == SEQUENCE:
+        each = -jnp.take_along_axis(log_q, targets[..., None], axis=-1)[..., 0]
+    else:
+        each = _RULES[divergence.name](log_p, log_q, divergence)
     return DistillLoss(
         loss=jnp.sum(each * weights),
         alpha=jnp.sum(_overlap(log_p, log_q) * weights),

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import errors
-from specjax.models import t5
+from specjax.models import shared_encoder, t5
 from specjax.training import distill, losses, optimizer
 
 _COMPUTE = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
@@ -67,7 +67,9 @@ def init_state(
 
 
 def teacher_forced(
-    model: t5.T5, batch: Batch, dropout_key: Key[Array, ""] | None = None
+    model: t5.T5 | shared_encoder.SharedEncoderDraft,
+    batch: Batch,
+    dropout_key: Key[Array, ""] | None = None,
 ) -> Float[Array, "B T V"]:
     """Logits of each target token given the source and the targets before it."""
     encode_key = decode_key = None
@@ -120,7 +122,11 @@ def mean_gradients(
     def share(
         computing: t5.T5, rows: Batch, number: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logits = teacher_forced(computing, rows, jax.random.fold_in(key, number))
+        logits = teacher_forced(
+            shared_encoder.whole(computing, target),
+            rows,
+            jax.random.fold_in(key, number),
+        )
         sums = losses.token_loss(
             logits, rows.targets, rows.targets_mask, label_smoothing, z_loss
         )
@@ -129,7 +135,9 @@ def mean_gradients(
             shares["z_loss"] = sums.z_loss
         if target is not None and divergence is not None:
             taught = teacher_forced(target, rows)
-            apart = distill.distill_loss(taught, logits, rows.targets_mask, divergence)
+            apart = distill.distill_loss(
+                taught, logits, rows.targets, rows.targets_mask, divergence
+            )
             shares |= {"loss": apart.loss + sums.z_loss, "alpha": apart.alpha}
         shares = {name: value / count for name, value in shares.items()}
         return shares["loss"], shares
@@ -273,9 +281,17 @@ def train_step(
 
 
 @jax.jit
-def eval_step(model: t5.T5, batch: Batch) -> losses.TokenLoss:
-    """Sums of loss and hits over one batch, without dropout or smoothing."""
-    logits = teacher_forced(model, batch)
+def eval_step(
+    model: t5.T5, batch: Batch, target: t5.T5 | None = None
+) -> losses.TokenLoss:
+    """Sums of loss and hits over one batch, without dropout or smoothing.
+
+    Args:
+        model: what is judged.
+        batch: texts that it was not trained on.
+        target: whose encoder the model reads, if it has none.
+    """
+    logits = teacher_forced(shared_encoder.whole(model, target), batch)
     return losses.token_loss(logits, batch.targets, batch.targets_mask)
 
 
@@ -284,5 +300,8 @@ def eval_distill_step(
     model: t5.T5, target: t5.T5, batch: Batch, divergence: distill.Divergence
 ) -> distill.DistillLoss:
     """The same of the divergence from a target's laws."""
-    taught, logits = teacher_forced(target, batch), teacher_forced(model, batch)
-    return distill.distill_loss(taught, logits, batch.targets_mask, divergence)
+    taught = teacher_forced(target, batch)
+    logits = teacher_forced(shared_encoder.whole(model, target), batch)
+    return distill.distill_loss(
+        taught, logits, batch.targets, batch.targets_mask, divergence
+    )

@@ -60,8 +60,8 @@ def check_mixture(mixture: Mixture, name: str) -> None:
             raise errors.InputError(f"{name}.{writer} is {share}: from 0 to 1")
     if abs(sum(shares.values()) - 1) > 1e-6:
         raise errors.InputError(
-            f"{name}: the shares {', '.join(f'{w}={s}' for w, s in shares.items())} add "
-            f"up to {sum(shares.values()):g}, not to 1"
+            f"{name}: the shares of {', '.join(WRITERS)} add up to "
+            f"{sum(shares.values()):g}, not to 1"
         )
     if mixture.temperature is not None and not mixture.temperature > 0:
         raise errors.InputError(
@@ -126,5 +126,5 @@ def rewrite(
     )
     return batch.replace(
         targets=output.tokens[:, 1:],
-        targets_mask=jnp.arange(1, width + 1) < output.length[:, None],
+        targets_mask=jnp.arange(1, width + 1)[None] < output.length[:, None],
     )

@@ -17,7 +17,7 @@ from configs import (
     repair_draft,
     repair_target,
 )
-from experiments import train, train_data, train_settings
+from experiments import train, train_data, train_settings, train_state
 from specjax import checkpoints, errors
 from specjax.data import tokenizer
 from specjax.models import t5_weights
@@ -54,7 +54,7 @@ def test_from_data_to_export(folder, tmp_path):
 
     # A start from an exported model.
     config.init = str(tmp_path / "export")
-    start = train.initial_state(config, [])
+    start = train_state.initial_state(config, [])
     np.testing.assert_array_equal(start.model.embedding[...], exported.embedding[...])
     assert start.model.config.dropout_rate == 0.1
 
@@ -100,7 +100,7 @@ def test_decodes_are_scored(folder):
     config.init = "random"
     data = train_data.load_data(config, print)
     # Sharper than at random, so that no two logits are near each other.
-    model = train.initial_state(config, data.train).model
+    model = train_state.initial_state(config, data.train).model
     model.head[...] = 5.0 * model.head[...]
     own = config.evaluate
     texts = []
@@ -158,9 +158,9 @@ def test_dictionary_reads_the_training_pairs(folder):
     """A piece of the targets alone starts away from where it starts without pairs."""
     config = tiny_config(folder)
     examples = train_data.load_data(config, print).train
-    without = train.initial_state(config, examples).model.embedding[...]
+    without = train_state.initial_state(config, examples).model.embedding[...]
     config.init = "dictionary"
-    start = train.initial_state(config, examples).model
+    start = train_state.initial_state(config, examples).model
     moved = np.abs(np.asarray(start.embedding[...] - without)).max(axis=1) > 0.1
     sources, targets = (set().union(*side) for side in zip(*examples, strict=True))
     assert moved[list(targets - sources)].all() and targets - sources
@@ -297,7 +297,6 @@ def test_speed_counts_steps_alone(folder, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_distillation_raises_alpha(folder, tmp_path):
-    """And the cross entropy alone, for as many steps, raises it less."""
     config = tiny_config(folder)
     config.optimizer.update(steps=40, decay_steps=20, learning_rate=1e-2)
     config.update(log_every=40, evaluate_every=40, checkpoint_every=40)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import train
+from experiments import train, train_state
 from specjax import checkpoints, errors
 from tests import pairs
 from tests.tiny_run import lines, losses, tiny_config
@@ -184,7 +184,7 @@ def test_a_last_checkpoint_that_fails_is_said(folder, tmp_path, monkeypatch):
 
 def test_another_run_in_the_folder_is_refused(folder, tmp_path):
     config = tiny_config(folder)
-    state = train.initial_state(config, [])
+    state = train_state.initial_state(config, [])
     checkpoints.save(tmp_path / "checkpoints", 1, state, config.to_dict())
     for name, value, message in (
         ("seed", 5, r"config.seed = 0, not 5"),
@@ -200,7 +200,7 @@ def test_another_run_in_the_folder_is_refused(folder, tmp_path):
 
 def test_a_run_from_before_a_setting_was_made_goes_on(folder, tmp_path):
     config = tiny_config(folder)
-    state = train.initial_state(config, [])
+    state = train_state.initial_state(config, [])
     old = config.to_dict()
     for name in ("z_loss", "accumulate", "compute_dtype", "evaluate"):
         del old[name]
@@ -222,7 +222,7 @@ def test_a_run_from_before_a_setting_was_made_goes_on(folder, tmp_path):
 @pytest.mark.parametrize("name", ["training examples", "tokenizer"])
 def test_other_data_under_the_same_name_is_refused(folder, tmp_path, name):
     config = tiny_config(folder)
-    state = train.initial_state(config, [])
+    state = train_state.initial_state(config, [])
     saved = config.to_dict() | {"fingerprints": {name: "of another"}}
     checkpoints.save(tmp_path / "checkpoints", 1, state, saved)
     message = f"holds a run with another {name.removesuffix('s')}"

@@ -106,7 +106,9 @@ def test_verdict():
     loss = table.verdict("greedy", slow | {"predicted_speedup": 0.8}, 7)
     assert loss is not None and "\n" not in loss
     assert loss.startswith("greedy: speculation LOSES here: 0.76x at gamma=7")
-    assert "predict 0.80x; --config.gamma=auto looks for a draft length that pays" in loss
+    assert (
+        "predict 0.80x; --config.gamma=auto looks for a draft length that pays" in loss
+    )
     busy = table.verdict("greedy", slow, 7)
     assert busy.endswith("predict 2.12x: a busy machine?")
 

@@ -10,6 +10,7 @@ from specjax.training import distill
 
 P = np.array([0.5, 0.3, 0.2, 0.0])
 Q = np.array([0.25, 0.25, 0.4, 0.1])
+TEXT = jnp.zeros((1, 1), jnp.int32)  # only "sequence" reads it
 ALPHA = 0.25 + 0.25 + 0.2
 FORWARD = 0.5 * np.log(2) + 0.3 * np.log(1.2) + 0.2 * np.log(0.5)
 
@@ -41,7 +42,7 @@ def logits_of(law) -> jax.Array:
 def loss_of(p, q, **settings) -> distill.DistillLoss:
     divergence = distill.Divergence(**settings)
     mask = jnp.ones((1, 1), bool)
-    return distill.distill_loss(logits_of(p), logits_of(q), mask, divergence)
+    return distill.distill_loss(logits_of(p), logits_of(q), TEXT, mask, divergence)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -56,7 +57,19 @@ def test_reverse_kl_and_the_mixtures_weight():
     assert loss_of(P, Q, name="jsd", beta=0.1).loss == pytest.approx(jsd(0.1), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", distill.NAMES)
+DIVERGENCES = [name for name in distill.NAMES if name != distill.SEQUENCE]
+
+
+def test_sequence_level_is_the_cross_entropy_of_the_text():
+    text = jnp.array([[2]])
+    mask = jnp.ones((1, 1), bool)
+    how = distill.Divergence(name=distill.SEQUENCE)
+    got = distill.distill_loss(logits_of(P), logits_of(Q), text, mask, how)
+    assert got.loss == pytest.approx(-np.log(Q[2]), rel=1e-5)
+    assert got.alpha == pytest.approx(ALPHA, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
 def test_least_where_the_laws_are_equal(name):
     """Zero there, with no gradient; a step down it from elsewhere raises alpha."""
     same = loss_of(Q, Q, name=name)
@@ -66,7 +79,7 @@ def test_least_where_the_laws_are_equal(name):
     def loss(logits, target=P):
         mask = jnp.ones((1, 1), bool)
         out = distill.distill_loss(
-            logits_of(target), logits, mask, distill.Divergence(name=name)
+            logits_of(target), logits, TEXT, mask, distill.Divergence(name=name)
         )
         return out.loss, out.alpha
 
@@ -84,7 +97,7 @@ def test_direct_gradients():
         def loss(logits):
             mask = jnp.ones((1, 1), bool)
             how = distill.Divergence(name=name)
-            return distill.distill_loss(logits_of(P), logits, mask, how).loss
+            return distill.distill_loss(logits_of(P), logits, TEXT, mask, how).loss
 
         return jax.grad(loss)(logits_of(far))
 
@@ -97,7 +110,7 @@ def test_no_gradient_reaches_the_target():
     def loss(logits):
         mask = jnp.ones((1, 1), bool)
         return distill.distill_loss(
-            logits, logits_of(Q), mask, distill.Divergence("jsd")
+            logits, logits_of(Q), TEXT, mask, distill.Divergence("jsd")
         ).loss
 
     assert (jax.grad(loss)(logits_of(P)) == 0).all()
@@ -106,12 +119,13 @@ def test_no_gradient_reaches_the_target():
 def test_masks_temperatures_and_padding_of_the_vocabulary():
     p = jnp.concatenate([logits_of(P), logits_of(Q)], axis=1)
     q = jnp.concatenate([logits_of(Q), logits_of(P)], axis=1)
-    mask = jnp.array([[True, False]])
-    only = distill.distill_loss(p, q, mask, distill.Divergence("total_variation"))
+    mask, text = jnp.array([[True, False]]), jnp.zeros((1, 2), jnp.int32)
+    how = distill.Divergence("total_variation")
+    only = distill.distill_loss(p, q, text, mask, how)
     assert only.tokens == 1 and only.loss == pytest.approx(1 - ALPHA, rel=1e-5)
     # The draft has two rows more, which are nobody's.
     wide = jnp.pad(q, ((0, 0), (0, 0), (0, 2)), constant_values=50.0)
-    same = distill.distill_loss(p, wide, mask, distill.Divergence("total_variation"))
+    same = distill.distill_loss(p, wide, text, mask, how)
     assert same.loss == pytest.approx(float(only.loss))
     # Twice the temperature is the square root of the law, normalised.
     root = np.sqrt(Q) / np.sqrt(Q).sum()

@@ -131,7 +131,11 @@ def divergence(model, target, batch) -> jax.Array:
         return model.decode(fed, None, encoded)[0].logits
 
     sums = distill.distill_loss(
-        run(target), run(model), jnp.ones(batch.shape, bool), distill.Divergence()
+        run(target),
+        run(model),
+        batch,
+        jnp.ones(batch.shape, bool),
+        distill.Divergence(),
     )
     return sums.loss / sums.tokens
 

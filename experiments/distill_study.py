@@ -1,0 +1,172 @@
+"""Trains one draft over divergence x texts and compares what it came to.
+
+    python -m experiments.distill_study --config=configs/distill_study.py \
+        --config.train.data.folder=DATA --workdir=DIR
+
+Every run starts from the same weights and sees the same sources in the same order; the
+divergence and the writer of the texts alone differ. The run "sequence" on "truth" is
+plain cross entropy on the training file. Alpha is that of the paper, on texts that the
+target has written of held-out sources; block efficiency is counted while decoding these.
+Writes DIR/RUN/ (as `experiments.distill`), DIR/manifest.json, DIR/metrics.json,
+DIR/study.md and DIR/study.png (with the extra `plots`).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import ml_collections
+from absl import flags
+
+from configs import distill_study
+from experiments import (
+    baseline,
+    build,
+    command,
+    teacher,
+    train,
+    train_data,
+    train_settings,
+)
+from specjax import errors, metrics
+from specjax.decoding import speculative_generate
+from specjax.drafters.model import ModelDrafter
+from specjax.models import t5, t5_weights
+from specjax.report import study
+from specjax.training import distill
+
+WRITERS: dict[str, dict[str, float]] = {
+    "truth": dict(truth=1.0, target=0.0, draft=0.0),
+    "target": dict(truth=0.0, target=1.0, draft=0.0),
+    "draft": dict(truth=0.0, target=0.0, draft=1.0),
+    "mixed": dict(truth=1 / 3, target=1 / 3, draft=1 / 3),
+}
+
+
+def main(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
+) -> None:
+    """Runs the command."""
+    from rich.console import Console
+
+    del values
+    known = distill_study.get_config()
+    known.train = config.get("train", {})  # which checks its own
+    build.check_settings(config, known)
+    build.positive(config, "gamma")
+    for name in config.divergences:
+        if name not in distill.NAMES:
+            raise errors.InputError(
+                f"config.divergences has {name!r}: known are {', '.join(distill.NAMES)}"
+            )
+    for name in config.writers:
+        build.named(WRITERS, name, "writers")
+    if not config.train.distill.target:
+        raise errors.InputError("config.train.distill.target is empty: name the target")
+    cells = [
+        (divergence, writer)
+        for writer in config.writers
+        for divergence in config.divergences
+    ]
+    runs = {cell: run_config(config, *cell) for cell in cells}
+    for own in runs.values():
+        train_settings.check(own)
+    study.check_plots()
+    workdir.mkdir(parents=True, exist_ok=True)
+    command.write_json(workdir / "manifest.json", command.manifest(config))
+    console = Console()
+    rows: list[dict[str, Any]] = []
+    for number, (cell, own) in enumerate(runs.items(), start=1):
+        folder = workdir / "-".join(cell)
+        console.print(f"[bold]{number} of {len(runs)}: {' on '.join(cell)}")
+        rows.append(finished(folder) or run(own, config.gamma, folder))
+        command.write_json(workdir / "metrics.json", rows)
+    (workdir / "study.md").write_text(study.markdown(rows), encoding="utf-8")
+    study.plot(rows, workdir / "study.png")
+    console.print(study.table(rows))
+    print(f"written: {workdir}/study.md, study.png, metrics.json")
+
+
+def run_config(
+    config: ml_collections.ConfigDict, divergence: str, writer: str
+) -> ml_collections.ConfigDict:
+    """The settings of one run."""
+    own = config.train.copy_and_resolve_references()
+    with own.unlocked():
+        own.distill.name = divergence
+        own.distill.texts.update(WRITERS[writer])
+    return own
+
+
+def finished(folder: pathlib.Path) -> dict[str, Any] | None:
+    """What an earlier call has measured of a run; None: it is not done."""
+    path = folder / "study.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def run(
+    config: ml_collections.ConfigDict, gamma: int, folder: pathlib.Path
+) -> dict[str, Any]:
+    """Trains one draft and measures it.
+
+    Returns:
+        Its divergence, its writer, ``alpha_greedy``, ``alpha_sampled`` and the block
+        efficiencies ``tokens_per_call_greedy`` and ``tokens_per_call_sampled``.
+    """
+    train.train(config, folder)
+    scores = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    master = teacher.load_teacher(config)
+    assert master is not None  # checked at the door
+    draft = t5_weights.load_t5(folder / "export")
+    data = train_data.load_data(config, lambda line: None)
+    divergence, writer = folder.name.split("-")
+    result = {
+        "divergence": divergence,
+        "writer": writer,
+        "steps": int(scores["step"]),
+        "alpha_greedy": scores["alpha_greedy"],
+        "alpha_sampled": scores["alpha_sampled"],
+        **block_efficiencies(config, gamma, master, draft, data),
+    }
+    command.write_json(folder / "study.json", result)
+    return result
+
+
+def block_efficiencies(
+    config: ml_collections.ConfigDict,
+    gamma: int,
+    master: teacher.Teacher,
+    draft: t5.T5,
+    data: train_data.Data,
+) -> dict[str, float]:
+    """Tokens per target call of held-out sources, greedy and sampled."""
+    keys = build.row_keys(config.seed, config.evaluate.rows)
+    result = {}
+    for name, own in master.held_out(config, data).items():
+        stats: Sequence[Any] = [
+            speculative_generate(
+                master.target,
+                ModelDrafter(draft),
+                jnp.asarray(part.inputs),
+                jnp.asarray(part.mask),
+                baseline.batch_keys(keys, part),
+                sampling=own.sampling,
+                gamma=gamma,
+                max_length=config.evaluate.max_length,
+                budget=baseline.batch_budget(part, config.evaluate.max_length),
+                eos_id=master.target.config.eos_id,
+            ).stats
+            for part in own.parts
+        ]
+        result[f"tokens_per_call_{name}"] = metrics.block_efficiency(
+            metrics.merge(stats)
+        )
+    return result
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,161 @@
+"""Drafts learn from a target: on whose texts, from where, and how near they get."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import distill, teacher, train, train_data, train_settings
+from specjax import errors
+from specjax.models import t5, t5_weights
+from specjax.training import init
+from tests import tiny_run
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Optax raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Data, a tokenizer, and a target; that no one has trained it does not matter."""
+    folder = tiny_run.make_folder(tmp_path_factory.mktemp("distill"))
+    shape = train_settings.model_config(tiny_run.tiny_config(folder))
+    target = init.mimetic_init(t5.T5(shape, jax.random.key(5)))
+    t5_weights.save_t5(target, folder)
+    return folder
+
+
+def config_of(folder, **changes):
+    config = tiny_run.tiny_config(folder)
+    config.model.dropout_rate = 0.0
+    config.distill.target = str(folder)
+    config.evaluate.rows = 6
+    config.update(changes)
+    return config
+
+
+def silent(line):
+    del line
+
+
+def test_a_draft_that_is_the_target_agrees_with_it_and_one_that_is_not_does_not(folder):
+    config = config_of(folder)
+    data = train_data.load_data(config, silent)
+    master = teacher.load_teacher(config)
+    held_out = master.held_out(config, data)
+    same = train.evaluate(master.target, data.validation, master, held_out)
+    assert same["alpha_greedy"] == pytest.approx(1.0, abs=1e-5)
+    assert same["alpha_sampled"] == pytest.approx(1.0, abs=1e-5)
+    assert same["validation_divergence"] == pytest.approx(0.0, abs=1e-5)
+    other = init.mimetic_init(t5.T5(master.target.config, jax.random.key(6)))
+    apart = train.evaluate(other, data.validation, master, held_out)
+    assert apart["alpha_greedy"] < 0.9 and apart["alpha_sampled"] < 0.9
+
+
+@pytest.mark.slow
+def test_mixed_texts_resume_bit_for_bit(folder, tmp_path):
+    """Whose texts, and what is written, are functions of the step and of the draft."""
+    config = config_of(folder)
+    config.distill.texts.update(truth=0.2, target=0.4, draft=0.4)
+    # A schedule that is alike whenever the run ends.
+    config.optimizer.update(schedule="inverse_sqrt", decay_steps=300)
+    whole = train.train(config, tmp_path / "whole", show=silent)
+    for steps in (4, 8):
+        config.optimizer.steps = steps
+        parts = train.train(config, tmp_path / "parts", show=silent)
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+        if one.dtype == np.float32:
+            np.testing.assert_array_equal(one, other)
+    assert tiny_run.losses(tmp_path / "whole") == tiny_run.losses(tmp_path / "parts")
+    lines = tiny_run.lines(tmp_path / "whole")
+    writers = {name for line in lines for name in line if name.endswith("_texts")}
+    assert writers == {"truth_texts", "target_texts", "draft_texts"}
+
+
+def test_a_draft_without_an_encoder_trains_and_is_saved(folder, tmp_path):
+    config = config_of(folder)
+    config.model.update(num_encoder_layers=0, encoder_width=16)
+    config.distill.texts.update(truth=0.0, draft=1.0)
+    train.train(config, tmp_path, show=silent)
+    lines = tiny_run.lines(tmp_path)
+    assert all(line["draft_texts"] == 1 for line in lines if "loss" in line)
+    scores = [line for line in lines if "alpha_greedy" in line]
+    assert 0 < scores[-1]["alpha_sampled"] < 1
+    saved = t5_weights.load_t5(tmp_path / "export")
+    assert saved.shares_encoder and saved.config.encoder_width == 16
+
+
+def test_layers_of_the_target_to_start_from(folder, tmp_path):
+    config = config_of(folder, init="target")
+    config.init_layers.update(encoder=(0,), decoder=(0,))
+    config.optimizer.update(steps=1, learning_rate=1e-9)
+    train.train(config, tmp_path, show=silent)
+    (score,) = [own for own in tiny_run.lines(tmp_path) if "alpha_greedy" in own]
+    assert score["alpha_sampled"] == pytest.approx(1.0, abs=1e-3)
+
+
+REFUSED = {
+    "distill.texts.truth": (0.5, r"config.distill.texts: the shares of .* to 0.5"),
+    "init_layers.decoder": ((0,), "config.init_layers names layers of the target"),
+    "label_smoothing": (0.1, "config.label_smoothing is 0.1 and config.distill names"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_mean_nothing(folder, tmp_path, name):
+    config = config_of(folder)
+    value, message = REFUSED[name]
+    config.update_from_flattened_dict({name: value})
+    with pytest.raises(errors.InputError, match=message):
+        train.train(config, tmp_path, show=silent)
+    assert not list(tmp_path.iterdir())
+
+
+NEEDS_TARGET = {
+    "init": ("target", "config.init=target is set and config.distill.target empty"),
+    "model.encoder_width": (16, "config.model.encoder_width is set and"),
+    "distill.texts": (dict(truth=0.0, draft=1.0), "config.distill.texts is set and"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS_TARGET)
+def test_what_needs_a_target(folder, tmp_path, name):
+    config = config_of(folder)
+    config.distill.target = ""
+    value, message = NEEDS_TARGET[name]
+    with config.unlocked():
+        if name == "model.encoder_width":
+            config.model.num_encoder_layers = 0
+        if isinstance(value, dict):
+            config.distill.texts.update(value)
+        else:
+            config.update_from_flattened_dict({name: value})
+    with pytest.raises(errors.InputError, match=message):
+        train.train(config, tmp_path, show=silent)
+
+
+def test_each_command_names_the_other(folder, tmp_path):
+    config = config_of(folder)
+    with pytest.raises(errors.InputError, match="experiments.distill trains a draft"):
+        train.main(config, tmp_path, None)
+    config.distill.target = ""
+    with pytest.raises(errors.InputError, match="experiments.train trains without"):
+        distill.main(config, tmp_path, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", ["truth", "target", "draft"])
+def test_alpha_rises_whoever_writes(folder, tmp_path, writer):
+    config = config_of(folder, seed=1, evaluate_every=15)
+    config.distill.texts.update({"truth": 0.0} | {writer: 1.0})
+    config.optimizer.update(steps=60, learning_rate=1e-2)
+    train.train(config, tmp_path, show=silent)
+    lines = map(json.loads, (tmp_path / "train.jsonl").read_text().splitlines())
+    alphas = [line["alpha_sampled"] for line in lines if "alpha_sampled" in line]
+    assert alphas[-1] > alphas[0] + 0.02
+    np.testing.assert_array_less(alphas, 1.0)

@@ -1,0 +1,82 @@
+"""A study runs every pair of divergence and texts once, and goes on where it was."""
+
+import json
+
+import jax
+import pytest
+
+from configs import distill_study as shipped
+from experiments import distill_study, train, train_settings
+from specjax import errors
+from specjax.models import t5, t5_weights
+from specjax.training import init
+from tests import tiny_run
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """Optax raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tiny_run.make_folder(tmp_path_factory.mktemp("study"))
+    config = shipped.get_config()
+    config.divergences, config.writers = ("sequence", "jsd"), ("truth", "draft")
+    config.gamma = 3
+    with config.unlocked():
+        config.train = tiny_run.tiny_config(folder)
+        config.train.model.dropout_rate = 0.0
+        config.train.optimizer.steps = 4
+        config.train.distill.target = str(folder)
+    shape = train_settings.model_config(config.train)
+    target = init.mimetic_init(t5.T5(shape, jax.random.key(5)))
+    t5_weights.save_t5(target, folder)
+    return config
+
+
+@pytest.mark.slow
+def test_every_pair_is_measured_once(config, tmp_path, monkeypatch):
+    distill_study.main(config, tmp_path, None)
+    rows = json.loads((tmp_path / "metrics.json").read_text())
+    cells = [(row["writer"], row["divergence"]) for row in rows]
+    assert cells == [
+        ("truth", "sequence"),
+        ("truth", "jsd"),
+        ("draft", "sequence"),
+        ("draft", "jsd"),
+    ]
+    for row in rows:
+        assert row["steps"] == 4 and 0 < row["alpha_sampled"] < 1
+        assert 1 <= row["tokens_per_call_greedy"] <= 4
+    assert len({row["alpha_sampled"] for row in rows}) == 4
+    assert (tmp_path / "study.png").stat().st_size > 10_000
+    assert "| draft | jsd |" in (tmp_path / "study.md").read_text()
+
+    def refuse(*arguments):
+        raise AssertionError("it was measured before")
+
+    monkeypatch.setattr(train, "train", refuse)
+    distill_study.main(config, tmp_path, None)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("divergences", ("jsd", "kl"), "config.divergences has 'kl': known are forw"),
+        ("writers", ("people",), "config.writers is 'people': it must be one of truth"),
+        ("gamma", 0, "config.gamma is 0"),
+        ("train.distill.target", "", "config.train.distill.target is empty"),
+        ("train.distill.beta", 2.0, "config.distill.beta is 2.0"),
+    ],
+)
+def test_settings_that_mean_nothing(config, tmp_path, name, value, message):
+    own = config.copy_and_resolve_references()
+    with own.unlocked():
+        own.update_from_flattened_dict({name: value})
+    with pytest.raises(errors.InputError, match=message):
+        distill_study.main(own, tmp_path / "new", None)
+    assert not (tmp_path / "new").exists()
