@@ -122,11 +122,6 @@ def build_modes(
     Raises:
         InputError: an unknown or missing run, or sampling that means nothing.
     """
-    if config.sampling.temperature == 0:
-        raise errors.InputError(
-            "config.sampling.temperature is 0, which is the greedy run: "
-            "--config.runs=greedy leaves the sampled one out"
-        )
     greedy = Sampling(temperature=None, num_tokens=num_tokens)
     sampled = build.build_sampling(config.sampling, "sampling", num_tokens)
     draft = build.build_draft_sampling(config, num_tokens)
@@ -139,6 +134,11 @@ def build_modes(
     names = [name.strip() for entry in config.runs for name in entry.split(",")]
     for name in names:
         build.named(known, name, "runs")
+    if config.sampling.temperature == 0 and len(set(names)) > 1:
+        raise errors.InputError(
+            "config.sampling.temperature is 0, which is the greedy run once more: "
+            "--config.runs=greedy leaves the sampled one out"
+        )
     if draft is not None and "sampled" not in names:
         raise errors.InputError(
             "config.draft_sampling is set and config.runs has no sampled run: greedy "

@@ -6,7 +6,7 @@
 Every run starts from the same weights and sees the same sources in the same order; the
 divergence and the writer of the texts alone differ. The run "sequence" on "truth" is
 plain cross entropy on the training file. Alpha is that of the paper, on texts that the
-target has written of held-out sources; block efficiency is counted while decoding these.
+target wrote of held-out sources; block efficiency is counted while decoding these.
 Writes DIR/RUN/ (as `experiments.distill`), DIR/manifest.json, DIR/metrics.json,
 DIR/study.md and DIR/study.png (with the extra `plots`).
 """

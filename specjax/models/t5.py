@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from specjax.errors import InputError
 from specjax.models.base import Cache, DecoderOutput, Encoded
 from specjax.models.dense import dense
+from specjax.models.embedding import look_up
 from specjax.models.t5_bias import (
     MASKED,
     geometry,
@@ -301,7 +302,7 @@ class T5(nnx.Module):
             max_distance=config.max_distance,
         )
         invisible = jnp.where(mask, 0.0, MASKED)[:, None, None, :]
-        x = dropout(self.embedding[...][inputs])
+        x = dropout(look_up(self.embedding[...], inputs))
         bias = invisible
         for block in self.encoder:
             if block.attention.bias is not None:
@@ -411,7 +412,7 @@ class T5(nnx.Module):
         cross_memory = encoded.cross or self._cross(encoded)
         invisible = jnp.where(encoded.mask, 0.0, MASKED)[:, None, None, :]
 
-        x = dropout(self.embedding[...][tokens])
+        x = dropout(look_up(self.embedding[...], tokens))
         past = present = jnp.zeros(())
         new_memory, features = [], {}
         for i, block in enumerate(self.decoder):

@@ -167,7 +167,7 @@ def test_dictionary_reads_the_training_pairs(folder):
     unseen = list(set(range(205)) - sources - targets)
     assert not moved[unseen].any()
     # What a checkpoint is restored into needs no data.
-    template = train._template(config).model
+    template = train_state.template(config).model
     assert jax.tree.structure(template) == jax.tree.structure(start)
 
 
@@ -337,7 +337,7 @@ def test_shipped_configs_make_records(module):
 
 def test_command_line_in_a_notebook(tmp_path):
     command = [sys.executable, "-m", "experiments.train", "-f", "kernel.json"]
-    settings = ["--config=configs/repair_draft.py", f"--workdir={tmp_path}"]
+    settings = ["--config=configs/repair_target.py", f"--workdir={tmp_path}"]
     child = subprocess.run(
         [*command, *settings, "--config.data.folder=nowhere"],
         cwd=pairs.ROOT,

@@ -208,7 +208,7 @@ def test_a_run_from_before_a_setting_was_made_goes_on(folder, tmp_path):
     checkpoints.save(tmp_path / "checkpoints", 1, state, old)
     said: list[str] = []
     config.optimizer.learning_rate = 0.5
-    assert train._restore(config, tmp_path, said.append).step == 1
+    assert train_state.restore(config, tmp_path, said.append).step == 1
     assert said == [
         "config.optimizer.learning_rate is now 0.5, was 0.0012",
         "resumed at step 1 of 8",
@@ -216,7 +216,7 @@ def test_a_run_from_before_a_setting_was_made_goes_on(folder, tmp_path):
     # What it did then is what the default does now, and nothing else.
     config.z_loss = 1e-4
     with pytest.raises(errors.InputError, match="config.z_loss = 0.0, not 0.0001"):
-        train._restore(config, tmp_path, said.append)
+        train_state.restore(config, tmp_path, said.append)
 
 
 @pytest.mark.parametrize("name", ["training examples", "tokenizer"])
