@@ -27,15 +27,17 @@ def check_arguments(
     budget: int | Array,
     prefix: Array,
     prefix_length: Array,
+    eos_id: int | Array,
 ) -> None:
     """Checks what every decode needs.
 
     Raises:
         InputError: naming the argument and what it must be.
     """
-    if inputs.ndim != 2:
+    if inputs.ndim != 2 or inputs.shape[1] < 1:
         raise InputError(
-            f"inputs have shape {inputs.shape}: they must be [rows, source tokens]"
+            f"inputs have shape {inputs.shape}: they must be [rows, source tokens], "
+            "one token or more"
         )
     batch = inputs.shape[0]
     if mask.shape != inputs.shape:
@@ -47,6 +49,12 @@ def check_arguments(
     if prefix.ndim != 2 or prefix.shape[0] != batch or prefix.shape[1] < 1:
         raise InputError(
             f"prefix has shape {prefix.shape}: it must be [{batch}, P] with P >= 1"
+        )
+    if np.shape(eos_id) != () or not jnp.issubdtype(
+        jnp.result_type(eos_id), jnp.integer
+    ):
+        raise InputError(
+            f"eos_id is {eos_id}: one whole number; what else ends a row stands in stop"
         )
     if max_length <= prefix.shape[1]:
         raise InputError(
@@ -137,6 +145,10 @@ def check_stop(stop: Array | None) -> Array | None:
     if _concrete(stop):
         rows = np.asarray(stop)
         ragged = rows.ndim != 2 or rows.size == 0
+        if not np.issubdtype(rows.dtype, np.integer):
+            raise InputError(
+                f"stop is of type {rows.dtype}: token ids are whole numbers"
+            )
         if (
             ragged
             or np.any(rows[:, 0] < 0)
@@ -194,6 +206,16 @@ def check_speculation(
     Raises:
         InputError: naming what does not fit.
     """
+    if not hasattr(drafter, "draft"):
+        raise InputError(
+            f"the drafter is a {type(drafter).__name__}, which drafts nothing: a model "
+            "drafts as ModelDrafter(model)"
+        )
+    if not isinstance(verifier, Verifier):
+        raise InputError(
+            f"the verifier is a {type(verifier).__name__}, not a Verifier such as "
+            "token_verify or block_verify"
+        )
     if not isinstance(gamma, int | np.integer) or gamma < 1:
         raise InputError(
             f"gamma is {gamma}: the draft length must be a whole number >= 1 (plain "

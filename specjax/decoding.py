@@ -166,15 +166,16 @@ def _arguments(
     eos_id: int,
 ) -> dict[str, Any]:
     """Checks what both loops share and fixes types, so that values never retrace."""
-    batch = inputs.shape[0]
+    batch = len(inputs)
     if prefix is None:
         prefix = jnp.zeros((batch, 1), jnp.int32)
+    inputs, mask, prefix = jnp.asarray(inputs), jnp.asarray(mask), jnp.asarray(prefix)
     if prefix_length is None:
         prefix_length = jnp.full(batch, prefix.shape[1], jnp.int32)
     if budget is None:
         budget = max_length
     checks.check_arguments(
-        inputs, mask, keys, sampling, max_length, budget, prefix, prefix_length
+        inputs, mask, keys, sampling, max_length, budget, prefix, prefix_length, eos_id
     )
     checks.check_ids(inputs, mask, prefix, prefix_length, target.vocab_size)
     return dict(

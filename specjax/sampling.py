@@ -31,6 +31,9 @@ class Control(Protocol):
         ...
 
 
+_HOTTEST = 1e30
+
+
 @struct.dataclass
 class Sampling:
     """How logits become a law: controls, temperature, top-k, top-p, in this order.
@@ -206,11 +209,15 @@ def check_sampling(
         batch_size: rows, where per-row settings are to be checked against it.
 
     Raises:
-        InputError: a negative or non-finite temperature, top-k below 1, top-p outside
+        InputError: a negative or boundless temperature, top-k below 1, top-p outside
             (0, 1], num_tokens below 1, or a per-row setting of another batch size.
     """
     rules = {
-        "temperature": (lambda x: x >= 0, "finite and >= 0 (None is greedy)"),
+        # Past the bound a float32 divided by it is 0 or NaN, at dead rows too.
+        "temperature": (
+            lambda x: (x >= 0) & (x <= _HOTTEST),
+            f"from 0 to {_HOTTEST:g} (None is greedy)",
+        ),
         "top_k": (
             lambda x: (x >= 1) & (x == np.floor(x)) & (x < 2**31),
             "a whole number, at least 1 and below 2**31 (None switches it off)",

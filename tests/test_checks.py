@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import ClassVar
 
 import jax
@@ -66,6 +67,7 @@ COMMON = [
         "stop has shape .* padded with -1 on the right",
     ),
     ({"stop": jnp.zeros((0, 2), jnp.int32)}, r"stop has shape \(0, 2\)"),
+    ({"sampling": Sampling(temperature=1e38)}, r"temperature is 1e\+38: .* to 1e\+30"),
 ]
 
 
@@ -133,6 +135,7 @@ def test_ids_outside_the_mask_and_the_prefix_are_not_read():
 SPECULATIVE = [
     ({"gamma": 0}, "gamma is 0: .* >= 1"),
     ({"gamma": -3}, "gamma is -3"),
+    ({"drafter": DRAFT}, r"the drafter is a HashModel, .* ModelDrafter\(model\)"),
     (
         {"drafter": NgramDrafter(), "draft_sampling": Sampling()},
         "draft_sampling is set and NgramDrafter draws nothing",
@@ -215,12 +218,22 @@ def test_shapes():
     def check(inputs=INPUTS, mask=MASK, prefix=None) -> None:
         prefix = jnp.zeros((2, 1), jnp.int32) if prefix is None else prefix
         checks.check_arguments(
-            inputs, mask, row_keys(0, 2), Sampling(), 8, 3, prefix, jnp.array([1, 1])
+            inputs,
+            mask,
+            row_keys(0, 2),
+            Sampling(),
+            8,
+            3,
+            prefix,
+            jnp.array([1, 1]),
+            1,
         )
 
     check()
     with pytest.raises(InputError, match=r"inputs have shape \(3,\)"):
         check(inputs=INPUTS[0], mask=MASK[0])
+    with pytest.raises(InputError, match=r"inputs have shape \(2, 0\)"):
+        check(inputs=INPUTS[:, :0], mask=MASK[:, :0])
     with pytest.raises(
         InputError, match=r"mask has shape \(2, 2\) and inputs \(2, 3\)"
     ):
@@ -244,6 +257,24 @@ def test_the_draft_shares_the_targets_dead_rows():
     assert settled(Sampling(num_tokens=50)).num_tokens == 50
 
 
+def test_types_that_the_signatures_rule_out_where_they_are_not_checked():
+    def eos(eos_id):
+        prefix, ones = jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32)
+        checks.check_arguments(
+            INPUTS, MASK, row_keys(0, 2), Sampling(), 8, 3, prefix, ones, eos_id
+        )
+
+    with pytest.raises(InputError, match=r"eos_id is \[1 2\]: one whole number"):
+        eos(jnp.array([1, 2]))
+    with pytest.raises(InputError, match=r"eos_id is 1\.0: one whole number"):
+        eos(jnp.array(1.0))
+    with pytest.raises(InputError, match="stop is of type float32"):
+        checks.check_stop(jnp.array([[3.5]]))
+    unchecked = inspect.unwrap(checks.check_speculation)
+    with pytest.raises(InputError, match="the verifier is a function, not a Verifier"):
+        unchecked(ModelDrafter(DRAFT), token_rule, Sampling(), None, 3, 2)
+
+
 def test_traced_settings_pass():
     """Inside a caller's own jit there is nothing to look at: no check, no crash."""
 
@@ -258,6 +289,7 @@ def test_traced_settings_pass():
             budget,
             jnp.zeros((2, 1), jnp.int32),
             jnp.ones(2, jnp.int32),
+            1,
         )
         return temperature
 
