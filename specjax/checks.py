@@ -138,7 +138,8 @@ def check_stop(stop: Array | None) -> Array | None:
     """Stop sequences as int32.
 
     Raises:
-        InputError: not ``[K, M]``, or an empty sequence, which would end every row.
+        InputError: not ``[K, M]``, or padded on the left. A row of -1 alone is none, so
+            that fewer sequences need no other program.
     """
     if stop is None:
         return None
@@ -149,14 +150,10 @@ def check_stop(stop: Array | None) -> Array | None:
             raise InputError(
                 f"stop is of type {rows.dtype}: token ids are whole numbers"
             )
-        if (
-            ragged
-            or np.any(rows[:, 0] < 0)
-            or np.any((rows < 0)[:, :-1] & (rows >= 0)[:, 1:])
-        ):
+        if ragged or np.any((rows < 0)[:, :-1] & (rows >= 0)[:, 1:]):
             raise InputError(
                 f"stop has shape {rows.shape}: it must be [sequences, tokens], padded "
-                "with -1 on the right, each sequence of one token or more"
+                "with -1 on the right (a row of -1 alone is no sequence)"
             )
     return jnp.asarray(stop, jnp.int32)
 

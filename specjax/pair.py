@@ -110,7 +110,8 @@ class Pair:
             jax.random.split(jax.random.key(seed, impl="threefry2x32"), len(rows)),
         )
         options = {"eos_id": self.tokenizer.eos_id, **options}
-        options["sampling"] = sampling.replace(num_tokens=self.num_tokens)
+        known = [n for n in (sampling.num_tokens, self.num_tokens) if n is not None]
+        options["sampling"] = sampling.replace(num_tokens=min(known, default=None))
         if self.drafter is None:
             output = autoregressive_generate(self.target, *arguments, **options)
         else:

@@ -300,3 +300,5 @@ def test_stop_sequences_pass_as_int32():
     assert checks.check_stop(None) is None
     stop = checks.check_stop(jnp.array([[5, 6, -1], [7, -1, -1]]))
     assert stop.dtype == jnp.int32 and stop.shape == (2, 3)
+    # Room for a second sequence, so that one more needs no other program.
+    assert checks.check_stop(jnp.array([[5], [-1]])).shape == (2, 1)

@@ -83,5 +83,11 @@ def test_refusals(folders, pair):
         pair.generate(LINES, sampling=Sampling(top_p=0.0), **OPTIONS)
 
 
+def test_a_smaller_vocabulary_of_the_callers_own_stands(pair):
+    few = Sampling(temperature=1.0, num_tokens=20)
+    made = pair.generate(LINES, sampling=few, **OPTIONS)
+    assert 0 < max(made.output.tokens.ravel()) < 20
+
+
 def test_it_shows_itself_on_one_line(pair):
     assert "ModelDrafter" in repr(pair) and len(repr(pair)) < 100
