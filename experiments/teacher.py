@@ -39,13 +39,13 @@ class Teacher:
 
     Attributes:
         target: the model.
-        num_tokens: ids from here on are padding of its vocabulary; None: none are.
+        num_tokens: ids of the tokenizer; no writer may write one from here on.
         divergence: from its laws.
         mixture: whose texts the laws are compared on.
     """
 
     target: t5.T5
-    num_tokens: int | None
+    num_tokens: int
     divergence: distill.Divergence
     mixture: texts.Mixture
 
@@ -139,9 +139,10 @@ def load_teacher(config: ml_collections.ConfigDict) -> Teacher | None:
     if not config.distill.target:
         return None
     folder = build.checkpoint_folder(config.distill.target, "distill.target")
-    target, own, num_tokens = load_model(folder)
+    target, own, _ = load_model(folder)
     tokenizer.check_same_tokenizer(own, tokenizer.load_tokenizer(config.data.folder))
-    return Teacher(target, num_tokens, divergence(config), mixture(config))
+    # The tokenizer's, not the target's padding: a draft's table may be padded further.
+    return Teacher(target, own.vocab_size, divergence(config), mixture(config))
 
 
 def divergence(config: ml_collections.ConfigDict) -> distill.Divergence:

@@ -6,7 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import distill, teacher, train, train_data, train_settings
+from experiments import (
+    distill,
+    teacher,
+    train,
+    train_data,
+    train_settings,
+    train_state,
+)
 from specjax import errors
 from specjax.models import t5, t5_weights
 from specjax.training import init
@@ -97,6 +104,18 @@ def test_layers_of_the_target_to_start_from(folder, tmp_path):
     train.train(config, tmp_path, show=silent)
     (score,) = [own for own in tiny_run.lines(tmp_path) if "alpha_greedy" in own]
     assert score["alpha_sampled"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_no_writer_writes_padding_of_a_wider_draft(folder):
+    config = config_of(folder)
+    config.model.vocab_size = 605  # the tokenizer has 205 ids
+    config.distill.texts.update(truth=0.0, draft=1.0)
+    data = train_data.load_data(config, silent)
+    master = teacher.load_teacher(config)
+    state = train_state.initial_state(config, data.train)
+    written, writer = master.texts_of_step(state, data.validation[0], 0)
+    assert writer == "draft" and written.targets_mask.any()
+    assert written.targets.max() < data.pieces.vocab_size == 205
 
 
 REFUSED = {
