@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import metrics
 from specjax.data import batches
 from specjax.decoding import DecodeOutput, autoregressive_generate
 from specjax.models.shared_encoder import SharedEncoderDraft
@@ -50,6 +51,49 @@ def decode(
         max_length=max_length,
         budget=batch_budget(part, max_length),
         eos_id=model.config.eos_id,
+    )
+
+
+def decode_all(
+    model: T5 | SharedEncoderDraft,
+    parts: Sequence[batches.InferenceBatch],
+    keys: jax.Array,
+    sampling: Sampling,
+    max_length: int,
+) -> list[DecodeOutput]:
+    """`decode` of each of a file's batches."""
+    return [decode(model, part, keys, sampling, max_length) for part in parts]
+
+
+def alpha(
+    target: T5,
+    draft: T5 | SharedEncoderDraft,
+    parts: Sequence[batches.InferenceBatch],
+    outputs: Sequence[DecodeOutput],
+    sampling: Sampling,
+) -> float:
+    """Mean of sum min(p, q) on texts that the target has written.
+
+    Args:
+        target: the model whose texts they are.
+        draft: the model that would draft them.
+        parts: the sources.
+        outputs: the texts, from `decode_all` of the target.
+        sampling: how they were drawn.
+    """
+    return metrics.alpha(
+        *(
+            metrics.teacher_forced_alpha(
+                target,
+                draft,
+                jnp.asarray(part.inputs),
+                jnp.asarray(part.mask),
+                output.tokens,
+                output.length,
+                sampling=sampling,
+            )
+            for part, output in zip(parts, outputs, strict=True)
+        )
     )
 
 

@@ -15,29 +15,27 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import ml_collections
 from absl import flags
 
 from configs import distill_study
 from experiments import (
-    baseline,
     build,
     command,
+    compare,
     teacher,
     train,
     train_data,
     train_settings,
 )
 from specjax import errors, metrics
-from specjax.decoding import speculative_generate
 from specjax.drafters.model import ModelDrafter
-from specjax.models import t5, t5_weights
+from specjax.models import shared_encoder, t5, t5_weights
 from specjax.report import study
 from specjax.training import distill
+from specjax.verify import token_verify
 
 WRITERS: dict[str, dict[str, float]] = {
     "truth": dict(truth=1.0, target=0.0, draft=0.0),
@@ -144,24 +142,19 @@ def block_efficiencies(
     data: train_data.Data,
 ) -> dict[str, float]:
     """Tokens per target call of held-out sources, greedy and sampled."""
+    pair = build.Pair(
+        target=master.target,
+        drafter=ModelDrafter(draft),
+        draft_model=shared_encoder.whole(draft, master.target),
+        tokenizer=data.pieces,
+        num_tokens=master.num_tokens,
+    )
+    setup = compare.Setup(pair, token_verify, config.evaluate.max_length)
     keys = build.row_keys(config.seed, config.evaluate.rows)
     result = {}
     for name, own in master.held_out(config, data).items():
-        stats: Sequence[Any] = [
-            speculative_generate(
-                master.target,
-                ModelDrafter(draft),
-                jnp.asarray(part.inputs),
-                jnp.asarray(part.mask),
-                baseline.batch_keys(keys, part),
-                sampling=own.sampling,
-                gamma=gamma,
-                max_length=config.evaluate.max_length,
-                budget=baseline.batch_budget(part, config.evaluate.max_length),
-                eos_id=master.target.config.eos_id,
-            ).stats
-            for part in own.parts
-        ]
+        mode = compare.Mode(name, own.sampling, None, gamma)
+        stats = [setup.speculative(part, keys, mode).stats for part in own.parts]
         result[f"tokens_per_call_{name}"] = metrics.block_efficiency(
             metrics.merge(stats)
         )

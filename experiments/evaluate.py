@@ -12,20 +12,15 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Sequence
 
-import jax.numpy as jnp
 import ml_collections
 from absl import flags
 
 from configs import repair_evaluate
 from experiments import baseline, build, command
-from specjax import metrics
 from specjax.data import batches, pairs
 from specjax.data import tokenizer as tokenizers
-from specjax.decoding import DecodeOutput
 from specjax.metrics import text
-from specjax.models import t5
 from specjax.pair import load_model
 from specjax.sampling import Sampling
 
@@ -63,21 +58,20 @@ def main(
     texts: dict[str, list[str]] = {}
     for role, (model, _, num_tokens) in models.items():
         greedy = Sampling(temperature=None, num_tokens=num_tokens)
-        outputs = [
-            baseline.decode(model, part, keys, greedy, config.max_length)
-            for part in parts
-        ]
+        outputs = baseline.decode_all(model, parts, keys, greedy, config.max_length)
         written = baseline.tokens_by_row(parts, outputs, len(rows))
         texts[role] = [tokenizer.decode(tokens) for tokens in written]
         result[role] = text.text_scores(texts[role], references)
         if role == "target" and "draft" in models:
-            result["alpha"] = {"greedy": _alpha(models, parts, outputs, greedy)}
             sampling = Sampling(num_tokens=num_tokens)
-            sampled = [
-                baseline.decode(target, part, keys, sampling, config.max_length)
-                for part in parts
-            ]
-            result["alpha"]["sampled"] = _alpha(models, parts, sampled, sampling)
+            sampled = baseline.decode_all(
+                target, parts, keys, sampling, config.max_length
+            )
+            draft = models["draft"][0]
+            result["alpha"] = {
+                "greedy": baseline.alpha(target, draft, parts, outputs, greedy),
+                "sampled": baseline.alpha(target, draft, parts, sampled, sampling),
+            }
     with open(workdir / "outputs.jsonl", "w", encoding="utf-8") as file:
         for number, pair in enumerate(examples):
             line = {"source": pair.source, "reference": pair.target}
@@ -88,28 +82,6 @@ def main(
     )
     command.write_json(workdir / "metrics.json", result)
     print(json.dumps(result, indent=2))
-
-
-def _alpha(
-    models: dict[str, tuple[t5.T5, tokenizers.Tokenizer, int | None]],
-    parts: Sequence[batches.InferenceBatch],
-    outputs: Sequence[DecodeOutput],
-    sampling: Sampling,
-) -> float:
-    return metrics.alpha(
-        *(
-            metrics.teacher_forced_alpha(
-                models["target"][0],
-                models["draft"][0],
-                jnp.asarray(part.inputs),
-                jnp.asarray(part.mask),
-                output.tokens,
-                output.length,
-                sampling=sampling,
-            )
-            for part, output in zip(parts, outputs, strict=True)
-        )
-    )
 
 
 def _define(values: flags.FlagValues) -> None:

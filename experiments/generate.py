@@ -68,10 +68,9 @@ def main(
             parts = list(
                 batches.inference_batches(rows[chosen], config.batch_size, buckets)
             )
-            outputs = [
-                baseline.decode(model, part, keys[chosen], sampling, config.max_length)
-                for part in parts
-            ]
+            outputs = baseline.decode_all(
+                model, parts, keys[chosen], sampling, config.max_length
+            )
             written = baseline.tokens_by_row(parts, outputs, len(rows[chosen]))
             for source, output in zip(sources[chosen], written, strict=True):
                 ended = output[-1:] == [tokenizer.eos_id]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import ml_collections
 
 from experiments import baseline, build, train_data
-from specjax import metrics
 from specjax.data import batches, tokenizer
 from specjax.decoding import DecodeOutput
 from specjax.models import shared_encoder, t5
@@ -93,10 +91,9 @@ class Teacher:
         made = {}
         for name, temperature in (("greedy", None), ("sampled", 1.0)):
             sampling = Sampling(temperature=temperature, num_tokens=self.num_tokens)
-            outputs = [
-                baseline.decode(self.target, part, keys, sampling, own.max_length)
-                for part in parts
-            ]
+            outputs = baseline.decode_all(
+                self.target, parts, keys, sampling, own.max_length
+            )
             made[name] = HeldOut(sampling, parts, outputs)
         return made
 
@@ -112,19 +109,8 @@ class Teacher:
         """
         whole = shared_encoder.whole(draft, self.target)
         return {
-            f"alpha_{name}": metrics.alpha(
-                *(
-                    metrics.teacher_forced_alpha(
-                        self.target,
-                        whole,
-                        jnp.asarray(part.inputs),
-                        jnp.asarray(part.mask),
-                        output.tokens,
-                        output.length,
-                        sampling=own.sampling,
-                    )
-                    for part, output in zip(own.parts, own.outputs, strict=True)
-                )
+            f"alpha_{name}": baseline.alpha(
+                self.target, whole, own.parts, own.outputs, own.sampling
             )
             for name, own in held_out.items()
         }

@@ -224,9 +224,7 @@ def decode_scores(
         batches.inference_batches(sources, own.batch_size, config.data.buckets)
     )
     whole = shared_encoder.whole(model, target)
-    outputs = [
-        baseline.decode(whole, part, keys, greedy, own.max_length) for part in parts
-    ]
+    outputs = baseline.decode_all(whole, parts, keys, greedy, own.max_length)
     written = baseline.tokens_by_row(parts, outputs, len(sources))
     scores = text.text_scores(
         [data.pieces.decode(tokens) for tokens in written],

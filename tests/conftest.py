@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,3 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def key() -> jax.Array:
     """A fixed key; fold in or split it for more."""
     return jax.random.key(20)
+
+
+@pytest.fixture
+def standard_promotion() -> Iterator[None]:
+    """Optax raises a float to an integer power."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield

@@ -1,9 +1,7 @@
 """One tiny pair for all tests of the commands, and one decode of it."""
 
 import pathlib
-from collections.abc import Iterator
 
-import jax
 import pytest
 
 from tests import pairs, tiny_run
@@ -25,10 +23,3 @@ def decoded(folders, tmp_path_factory) -> pairs.Run:
 def folder(tmp_path_factory) -> pathlib.Path:
     """The data of `tiny_run.tiny_config`."""
     return tiny_run.make_folder(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture
-def standard_promotion() -> Iterator[None]:
-    """Optax raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield

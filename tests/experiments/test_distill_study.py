@@ -12,12 +12,7 @@ from specjax.models import t5, t5_weights
 from specjax.training import init
 from tests import tiny_run
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.fixture(scope="module")

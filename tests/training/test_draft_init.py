@@ -28,11 +28,7 @@ from tests.helpers import (
 INPUTS, MASK = ragged_sources(0, 6, 9)
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,7 @@ ADAFACTOR = optimizer.OptimizerConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def descend(rule: optax.GradientTransformation, params, steps: int = 3):

@@ -27,11 +27,7 @@ OPTIMIZER = optimizer.OptimizerConfig(
 )
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax raises a float to an integer power."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def copy_batch(number: int, *, shuffled: bool = False) -> step.Batch:
