@@ -102,6 +102,11 @@ def new_tokens(output: DecodeOutput, slot: int) -> list[int]:
     return np.asarray(output.tokens)[slot, 1 : int(output.length[slot])].tolist()
 
 
+def finished(tokens: Sequence[int], eos_id: int) -> bool:
+    """Whether a row ended by itself; else its ``max_length`` cut it."""
+    return bool(tokens) and tokens[-1] == eos_id
+
+
 def tokens_by_row(
     parts: Sequence[batches.InferenceBatch],
     outputs: Sequence[DecodeOutput],

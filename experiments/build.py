@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -30,6 +31,8 @@ DRAFTERS: Mapping[str, Callable[[t5.T5 | None], Drafter]] = {
 }
 NEEDS_MODEL = ("model",)
 VERIFIERS: Mapping[str, Verifier] = {"token": token_verify, "block": block_verify}
+# Weights, config and tokenizer; not a card beside them.
+_CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".model", ".bin")
 DTYPES: Mapping[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 Entry = TypeVar("Entry")
@@ -112,6 +115,32 @@ def checkpoint_folder(name: str, setting: str) -> pathlib.Path:
     if not path.is_dir():
         raise errors.InputError(f"config.{setting} is {name!r}: no such folder")
     return path
+
+
+def fingerprint(folder: pathlib.Path) -> str:
+    """SHA-256 of a checkpoint's files: they may change under one name.
+
+    Args:
+        folder: see `checkpoint_folder`. Reading it once more takes seconds per 10 GB.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        if path.suffix in _CHECKPOINT_SUFFIXES:
+            with open(path, "rb") as file:
+                own = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.name} {own}\n".encode())
+    return digest.hexdigest()
+
+
+def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """The fingerprint of each checkpoint that `build_pair` reads, by its role."""
+    roles = ["target"] + ["draft"] * (config.drafter in NEEDS_MODEL)
+    return {
+        role: fingerprint(
+            checkpoint_folder(config[role].checkpoint, f"{role}.checkpoint")
+        )
+        for role in roles
+    }
 
 
 def build_pair(config: ml_collections.ConfigDict) -> Pair:

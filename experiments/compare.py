@@ -99,6 +99,9 @@ class Tally:
 
     plain_seconds: float = 0.0
     plain_tokens: int = 0
+    # Outputs that did not end by themselves.
+    plain_cut: int = 0
+    speculative_cut: int = 0
     # Passes of the loops: a batch goes on until its slowest row ends.
     plain_passes: int = 0
     speculative_passes: int = 0
@@ -182,6 +185,8 @@ def decode_all(
 ) -> list[dict[str, Any]]:
     """Decodes every batch in every mode, both ways, and writes its lines at once.
 
+    Until all is done the lines stand in ``decodes.jsonl.partial``, in order of length.
+
     Returns:
         The content of ``decodes.jsonl``, in order of the input.
     """
@@ -190,8 +195,9 @@ def decode_all(
     warm: set[tuple[str, int]] = set()
     records: list[dict[str, Any]] = []
     path = workdir / "decodes.jsonl"
+    partial = workdir / "decodes.jsonl.partial"
     with (
-        open(path, "w", encoding="utf-8") as file,
+        open(partial, "w", encoding="utf-8") as file,
         progress.Progress(
             progress.TextColumn("decoding"),
             progress.BarColumn(),
@@ -228,12 +234,12 @@ def decode_all(
                 file.write(json.dumps(records[-1], ensure_ascii=False) + "\n")
             file.flush()
             bar.advance(task, int(np.sum(part.valid)))
-    # Batches come by length; the finished file follows the input.
     records.sort(key=lambda record: record["row"])
-    partial = path.with_suffix(".partial")
-    with open(partial, "w", encoding="utf-8") as file:
+    ordered = workdir / "decodes.jsonl.ordered"
+    with open(ordered, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
-    partial.replace(path)
+    ordered.replace(path)
+    partial.unlink()
     return records
 
 
@@ -267,6 +273,8 @@ def decode_batch(
     tally.plain_seconds += medians[0]
     tally.speculative_seconds += medians[1]
     tally.plain_tokens += int(np.sum(plain_output.stats.emitted))
+    tally.plain_cut += _cut(setup, part, plain_output)
+    tally.speculative_cut += _cut(setup, part, fast_output)
     tally.plain_passes += int(np.max(plain_output.stats.target_calls))
     tally.speculative_passes += int(np.max(fast_output.stats.target_calls))
     tally.stats.append(fast_output.stats)
@@ -274,6 +282,14 @@ def decode_batch(
     if mode.sampling.greedy:
         tally.mismatches += list(_mismatches(setup, part, plain_output, fast_output))
     return plain_output, fast_output
+
+
+def _cut(setup: Setup, part: batches.InferenceBatch, output: DecodeOutput) -> int:
+    eos_id = setup.pair.target.config.eos_id
+    return sum(
+        not baseline.finished(baseline.new_tokens(output, int(slot)), eos_id)
+        for slot in np.flatnonzero(part.valid)
+    )
 
 
 def _agreement(
@@ -311,6 +327,7 @@ def summarize(mode: Mode, tally: Tally, costs: metrics.Costs) -> dict[str, Any]:
             "tokens": tally.plain_tokens,
             "seconds": tally.plain_seconds,
             "tokens_per_second": tally.plain_tokens / tally.plain_seconds,
+            "cut": tally.plain_cut,
         },
         "speculative": {
             "tokens": emitted,
@@ -319,6 +336,7 @@ def summarize(mode: Mode, tally: Tally, costs: metrics.Costs) -> dict[str, Any]:
             "target_calls": calls,
             "drafted": drafted,
             "accepted": accepted,
+            "cut": tally.speculative_cut,
         },
         # Per token: sampled outputs of the two ways differ in length.
         "speedup": (tally.plain_seconds / tally.plain_tokens)
@@ -372,6 +390,8 @@ def _record(
     record: dict[str, Any] = {
         "tokens": tokens,
         "text": setup.pair.tokenizer.decode(tokens),
+        # Else max_length cut it.
+        "finished": baseline.finished(tokens, setup.pair.target.config.eos_id),
         "target_calls": int(fast.stats.target_calls[slot]),
         "accepted": int(np.sum(np.asarray(fast.stats.accepted)[slot])),
     }

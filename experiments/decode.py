@@ -3,7 +3,8 @@
     python -m experiments.decode --config=configs/demo.py --workdir=DIR [--input=FILE]
 
 Shows every output in colour (which tokens were drafted and stood), then speed,
-acceptance and costs. Writes DIR/manifest.json, DIR/metrics.json and DIR/decodes.jsonl.
+acceptance and costs. Writes DIR/manifest.json, DIR/metrics.json and DIR/decodes.jsonl,
+where `"finished": false` is an output that ``config.max_length`` cut.
 Exit code 1: greedy outputs differ by more than rounding explains.
 """
 
@@ -53,8 +54,9 @@ def main(
 
     console = Console()
     workdir.mkdir(parents=True, exist_ok=True)
-    # An earlier run's figures must not stand beside this one's settings.
-    (workdir / "metrics.json").unlink(missing_ok=True)
+    # What an earlier run has written must not stand beside this one's settings.
+    for name in ("metrics.json", "decodes.jsonl"):
+        (workdir / name).unlink(missing_ok=True)
     tallies = {mode.name: compare.Tally() for mode in modes}
     # The costs are those of the bucket that holds the most lines.
     usual = max(parts, key=lambda part: _lines_like(part, parts))
@@ -76,6 +78,7 @@ def main(
             config,
             input=str(path),
             gamma={mode.name: mode.gamma for mode in modes},
+            weights=build.fingerprints(config),
             num_tokens=pair.num_tokens,
             dead_rows=pair.target.vocab_size - pair.tokenizer.vocab_size,
             sampling={mode.name: _numbers(mode.sampling) for mode in modes},

@@ -5,7 +5,8 @@
 
 Text scores (of greedy output): exact match, character error rate, BLEU, chrF and ROUGE.
 Alpha: mean of sum min(p, q) over the target's own greedy and sampled output. Needs the
-extra `data`. Writes DIR/manifest.json, DIR/metrics.json and DIR/outputs.jsonl.
+extra `data`. Writes DIR/manifest.json, DIR/metrics.json and DIR/outputs.jsonl. Where
+`target_finished` is false, ``config.max_length`` cut the output; `cut` counts these.
 """
 
 from __future__ import annotations
@@ -56,12 +57,17 @@ def main(
     workdir.mkdir(parents=True, exist_ok=True)
     result: dict[str, dict[str, float]] = {}
     texts: dict[str, list[str]] = {}
+    finished: dict[str, list[bool]] = {}
     for role, (model, _, num_tokens) in models.items():
         greedy = Sampling(temperature=None, num_tokens=num_tokens)
         outputs = baseline.decode_all(model, parts, keys, greedy, config.max_length)
         written = baseline.tokens_by_row(parts, outputs, len(rows))
         texts[role] = [tokenizer.decode(tokens) for tokens in written]
+        finished[role] = [
+            baseline.finished(tokens, tokenizer.eos_id) for tokens in written
+        ]
         result[role] = text.text_scores(texts[role], references)
+        result[role]["cut"] = finished[role].count(False)
         if role == "target" and "draft" in models:
             sampling = Sampling(num_tokens=num_tokens)
             sampled = baseline.decode_all(
@@ -76,6 +82,7 @@ def main(
         for number, pair in enumerate(examples):
             line = {"source": pair.source, "reference": pair.target}
             line |= {role: own[number] for role, own in texts.items()}
+            line |= {f"{role}_finished": own[number] for role, own in finished.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
     command.write_json(
         workdir / "manifest.json", command.manifest(config, lines=len(rows))

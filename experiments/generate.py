@@ -51,7 +51,9 @@ def main(
     workdir.mkdir(parents=True, exist_ok=True)
     path = workdir / "generated.jsonl"
     start, whole = lines_written(path, sources)
-    manifest = command.manifest(config, input=str(given))
+    manifest = command.manifest(
+        config, input=str(given), weights=build.fingerprint(folder)
+    )
     if start:
         check_same_run(workdir / "manifest.json", manifest)
     if path.exists():
@@ -73,7 +75,7 @@ def main(
             )
             written = baseline.tokens_by_row(parts, outputs, len(rows[chosen]))
             for source, output in zip(sources[chosen], written, strict=True):
-                ended = output[-1:] == [tokenizer.eos_id]
+                ended = baseline.finished(output, tokenizer.eos_id)
                 pair = pairs.Pair(source, tokenizer.decode(output), ended)
                 file.write(pairs.to_json(pair) + "\n")
             file.flush()
@@ -131,7 +133,8 @@ def check_same_run(path: pathlib.Path, manifest: dict[str, Any]) -> None:
         InputError: a setting that changes the output differs from the first run's.
     """
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))["config"]
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        before, weights = whole["config"], whole["effective"]["weights"]
     except (OSError, ValueError, KeyError) as error:
         raise errors.InputError(
             f"{path} cannot be read, so it is not known how the lines beside it were "
@@ -145,6 +148,12 @@ def check_same_run(path: pathlib.Path, manifest: dict[str, Any]) -> None:
                 f"{path.parent} holds lines made with config.{name} = "
                 f"{before.get(name)}, not {now[name]}: use another --workdir"
             )
+    if weights != manifest["effective"]["weights"]:
+        raise errors.InputError(
+            f"{path.parent} holds lines made with other weights or another tokenizer "
+            f"in {now['target']['checkpoint']}, which have changed since: use another "
+            "--workdir"
+        )
 
 
 def _source(line: str) -> str | None:

@@ -213,7 +213,8 @@ def check_speculation(
             f"the verifier is a {type(verifier).__name__}, not a Verifier such as "
             "token_verify or block_verify"
         )
-    if not isinstance(gamma, int | np.integer) or gamma < 1:
+    whole = isinstance(gamma, int | np.integer) and not isinstance(gamma, bool)
+    if not whole or gamma < 1:
         raise InputError(
             f"gamma is {gamma}: the draft length must be a whole number >= 1 (plain "
             "decoding is autoregressive_generate)"

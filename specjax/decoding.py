@@ -109,7 +109,7 @@ def speculative_generate(
         verifier=verifier,
         draft_sampling=with_arrays(draft_sampling),
         stop=checks.check_stop(stop),
-        gamma=gamma,
+        gamma=int(gamma),  # numpy's 3 would compile apart from Python's
         log_probs=log_probs,
         trace=trace,
         **arguments,
@@ -183,7 +183,7 @@ def _arguments(
         mask=jnp.asarray(mask, bool),
         keys=keys,
         sampling=with_arrays(sampling),
-        max_length=max_length,
+        max_length=int(max_length),
         budget=jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (batch,)),
         prefix=jnp.asarray(prefix, jnp.int32),
         prefix_length=jnp.asarray(prefix_length, jnp.int32),

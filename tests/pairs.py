@@ -178,7 +178,7 @@ class Run:
     def read(self, name: str) -> Any:
         """A JSON file of the run, or a list of the lines of a JSONL file."""
         text = (self.workdir / name).read_text(encoding="utf-8")
-        if name.endswith(".jsonl"):
+        if ".jsonl" in name:
             return [json.loads(line) for line in text.splitlines()]
         return json.loads(text)
 

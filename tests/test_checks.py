@@ -162,11 +162,12 @@ def test_a_rule_without_need_of_a_law_takes_a_drafter_without_one():
 
 
 def test_gamma_must_be_whole():
-    with pytest.raises(InputError, match=r"gamma is 2\.5"):
-        # Not through the public function, whose annotation already refuses it here.
-        checks.check_speculation.__wrapped__(
-            NgramDrafter(), token_verify, Sampling(), None, 2.5, 2
-        )
+    for wrong in (2.5, True):
+        with pytest.raises(InputError, match=f"gamma is {wrong}"):
+            # Not through the public function, whose annotation already refuses it.
+            checks.check_speculation.__wrapped__(
+                NgramDrafter(), token_verify, Sampling(), None, wrong, 2
+            )
 
 
 def test_max_ngram_must_be_positive():

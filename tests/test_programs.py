@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from specjax import (
@@ -17,6 +19,7 @@ from specjax import (
     Verifier,
     autoregressive_generate,
     block_verify,
+    checks,
     decoding,
     speculative_generate,
     token_verify,
@@ -87,6 +90,22 @@ def test_values_compile_nothing_new():
         ]
     texts = {tuple(output.tokens.ravel().tolist()) for output in [first, *results]}
     assert len(texts) > 10
+
+
+def test_numbers_of_numpy_compile_nothing_new(monkeypatch):
+    # Annotations refuse them here alone: a user has no such guard.
+    for module, name in (
+        (checks, "check_speculation"),
+        (checks, "check_arguments"),
+        (decoding, "_arguments"),
+    ):
+        monkeypatch.setattr(module, name, inspect.unwrap(getattr(module, name)))
+    monkeypatch.setitem(
+        globals(), "speculative_generate", inspect.unwrap(speculative_generate)
+    )
+    decode(gamma=3, max_length=13)
+    with programs(0):
+        decode(gamma=np.int64(3), max_length=np.int64(13))
 
 
 def test_structure_compiles():

@@ -108,5 +108,6 @@ _LINES = (
     ("c, draft step / target step", _number("cost_ratio", form="{:.3f}")),
     ("v, verifying pass / target step", _number("verify_ratio")),
     ("encoder / target step", _number("encode_ratio")),
+    ("outputs cut at max_length", _number("speculative", "cut", form="{}")),
     ("compile, seconds", _number("compile_seconds", form="{:.1f}")),
 )

@@ -253,9 +253,11 @@ def test_load_says_what_is_missing(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(errors.InputError, match="is not JSON"):
         tokenizer.load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": "many"}')
-    with pytest.raises(errors.InputError, match="extra_ids 'many'"):
-        tokenizer.load_tokenizer(tmp_path)
+    for wrong in ("many", -1, True, 2.5):
+        settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": wrong}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        with pytest.raises(errors.InputError, match=f"extra_ids {wrong!r}; it must be"):
+            tokenizer.load_tokenizer(tmp_path)
 
 
 def test_equal_tokenizers_pass(folder, pieces):

@@ -8,6 +8,8 @@ import jax
 import pytest
 
 from experiments import compare
+from specjax import theory
+from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
 from tests import pairs
 
@@ -29,7 +31,7 @@ KEYS = {
     "compile_seconds": float,
     "mismatches": list,
 }
-SPEED = {"tokens", "seconds", "tokens_per_second"}
+SPEED = {"tokens", "seconds", "tokens_per_second", "cut"}
 COUNTS = {"target_calls", "drafted", "accepted"}
 
 
@@ -94,6 +96,7 @@ def test_lines_follow_the_input(decoded, folders):
             assert all(0 <= token < known for token in tokens), "a dead row was written"
             ended = tokens[-1] == tokenizer.eos_id
             assert ended or len(tokens) == pairs.MAX_LENGTH - 1
+            assert own["finished"] is ended
             assert tokenizer.eos_id not in tokens[:-1]
     greedy, sampled = (
         [own["tokens"] for own in owns]
@@ -101,7 +104,41 @@ def test_lines_follow_the_input(decoded, folders):
     )
     assert greedy != sampled
     assert any(tokens[-1] == tokenizer.eos_id for tokens in greedy)
-    assert not (decoded.workdir / "decodes.partial").exists()
+    names = {path.name for path in decoded.workdir.iterdir()}
+    assert names == {"manifest.json", "metrics.json", "decodes.jsonl"}
+
+
+def test_outputs_that_were_cut_are_counted(decoded):
+    cut = [not record["finished"] for record in decoded.decodes]
+    assert 0 < sum(cut) < len(cut)
+    assert decoded.metrics["speculative"]["cut"] == sum(cut)
+    assert decoded.metrics["autoregressive"]["cut"] == sum(cut)
+    sampled = [not record["sampled"]["finished"] for record in decoded.decodes]
+    assert decoded.metrics["sampled"]["speculative"]["cut"] == sum(sampled)
+    assert "outputs cut at max_length" in decoded.out
+
+
+def test_what_was_decoded_before_a_stop_stays_and_is_not_taken_for_the_whole(
+    decoded, folders, tmp_path, monkeypatch
+):
+    (tmp_path / "decodes.jsonl").write_text("of an earlier run\n")
+    record, calls = compare._record, []
+
+    def stop_at_the_third(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return record(*arguments)
+
+    monkeypatch.setattr(compare, "_record", stop_at_the_third)
+    with pairs.costs_are():
+        run = pairs.run_decode(folders, tmp_path, GREEDY)
+    assert run.code == 130
+    assert not (tmp_path / "decodes.jsonl").exists()
+    rows = [own["row"] for own in run.read("decodes.jsonl.partial")]
+    assert len(rows) == 2
+    for own in run.read("decodes.jsonl.partial"):
+        assert own["tokens"] == decoded.decodes[own["row"]]["tokens"]
 
 
 def test_counts_agree(decoded):
@@ -263,6 +300,29 @@ def test_batches_change_no_token(decoded, folders, tmp_path):
             assert own[name] == alone[name]
     # Seven lines in batches of three: the rows that fill up count for nothing.
     check_counts(run.metrics, run.decodes, pairs.GAMMA)
+    # A batch's loops go on until its slowest row ends: that is what is predicted from.
+    tokenizer = tokenizers.load_tokenizer(folders.target)
+    lines = [tokenizer.encode(line) for line in pairs.LINES]
+    parts = list(batches.inference_batches(lines, 3, (pairs.BUCKET,)))
+    rows = [part.rows[part.valid].tolist() for part in parts]
+    assert sorted(map(len, rows)) == [1, 3, 3]
+    plain = [
+        [len(run.decodes[row]["autoregressive_tokens"]) for row in own] for own in rows
+    ]
+    fast = [[run.decodes[row]["target_calls"] for row in own] for own in rows]
+    assert any(len(set(own)) > 1 for own in fast), "or the longest is any"
+    costs = pairs.costs(pairs.GAMMA)
+    assert run.metrics["predicted_speedup"] == pytest.approx(
+        theory.speedup_from_counts(
+            sum(map(max, plain)),
+            sum(map(max, fast)),
+            pairs.GAMMA,
+            costs.cost_ratio,
+            costs.verify_ratio,
+            3 * costs.encode_ratio,
+            3 * costs.draft_encode_ratio,
+        )
+    )
 
 
 @pytest.fixture

@@ -49,6 +49,9 @@ def test_scores_of_known_outputs(folders, decoded, references, tmp_path):
     lines = run.read("outputs.jsonl")
     assert [line["source"] for line in lines] == list(pairs.LINES)
     assert [line["target"] for line in lines] == [r["text"] for r in decoded.decodes]
+    finished = [record["finished"] for record in decoded.decodes]
+    assert [line["target_finished"] for line in lines] == finished
+    assert metrics["target"]["cut"] == finished.count(False) > 0
     assert metrics["target"]["exact_match"] == pytest.approx(5 / 7)
     assert metrics["target"]["exact_match"] > metrics["draft"]["exact_match"]
     for name in ("bleu", "chrf", "rouge1", "rouge2", "rouge_l"):

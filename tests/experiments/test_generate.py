@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import pytest
 
@@ -93,6 +94,26 @@ def test_another_way_of_drawing_is_refused(folders, sources, tmp_path, setting):
     (tmp_path / "manifest.json").unlink()
     run = run_generate(folders, sources, tmp_path)
     assert run.code == 2 and "it is not known how the lines" in run.err
+
+
+def test_other_weights_under_the_same_name_are_refused(folders, sources, tmp_path):
+    target = tmp_path / "target"
+    shutil.copytree(folders.target, target)
+    settings = ("--config.limit=2", f"--config.target.checkpoint={target}")
+    workdir = tmp_path / "run"
+    assert run_generate(folders, sources, workdir, *settings).code == 0
+    # A card beside the weights says nothing of them.
+    (target / "README.md").write_text("A card.")
+    assert run_generate(folders, sources, workdir, *settings).code == 0
+    before = (workdir / "generated.jsonl").read_bytes()
+
+    def train_further(tensors):
+        tensors["lm_head.weight"][3, 3] += 1e-3
+
+    pairs.edit_weights(target, train_further)
+    run = run_generate(folders, sources, workdir, *settings)
+    assert run.code == 2 and "made with other weights or another tokenizer" in run.err
+    assert (workdir / "generated.jsonl").read_bytes() == before
 
 
 def test_more_lines_than_inputs_are_refused(folders, sources, tmp_path):

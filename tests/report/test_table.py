@@ -17,6 +17,7 @@ METRICS = {
         "target_calls": 40,
         "drafted": 260,
         "accepted": 52,
+        "cut": 3,
     },
     "speedup": 2.0,
     "predicted_speedup": 2.125,
@@ -47,6 +48,7 @@ EVERY = (
     ("draft step", "0.062"),
     ("verifying pass", "1.31"),
     ("encoder", "4.50"),
+    ("cut at", "3"),
     ("compile", "12.2"),
 )
 
