@@ -29,12 +29,13 @@ from experiments import (
     train,
     train_data,
     train_settings,
+    train_state,
 )
 from specjax import errors, metrics
 from specjax.drafters.model import ModelDrafter
 from specjax.models import shared_encoder, t5, t5_weights
 from specjax.report import study
-from specjax.training import distill
+from specjax.training import distill, texts
 from specjax.verify import token_verify
 
 WRITERS: dict[str, dict[str, float]] = {
@@ -70,18 +71,20 @@ def main(
         for writer in config.writers
         for divergence in config.divergences
     ]
+    check_all_is_read(config)
     runs = {cell: run_config(config, *cell) for cell in cells}
     for own in runs.values():
         train_settings.check(own)
     study.check_plots()
+    folders = {cell: workdir / "-".join(cell) for cell in cells}
+    done = {cell: finished(folders[cell], own, config) for cell, own in runs.items()}
     workdir.mkdir(parents=True, exist_ok=True)
     command.write_json(workdir / "manifest.json", command.manifest(config))
     console = Console()
     rows: list[dict[str, Any]] = []
     for number, (cell, own) in enumerate(runs.items(), start=1):
-        folder = workdir / "-".join(cell)
         console.print(f"[bold]{number} of {len(runs)}: {' on '.join(cell)}")
-        rows.append(finished(folder) or run(own, config.gamma, folder))
+        rows.append(done[cell] or run(cell, own, config.gamma, folders[cell]))
         command.write_json(workdir / "metrics.json", rows)
     (workdir / "study.md").write_text(study.markdown(rows), encoding="utf-8")
     study.plot(rows, workdir / "study.png")
@@ -92,45 +95,109 @@ def main(
 def run_config(
     config: ml_collections.ConfigDict, divergence: str, writer: str
 ) -> ml_collections.ConfigDict:
-    """The settings of one run."""
+    """The settings of one run: those that it would not read are as they come."""
     own = config.train.copy_and_resolve_references()
     with own.unlocked():
         own.distill.name = divergence
         own.distill.texts.update(WRITERS[writer])
+        for name in distill.unread(divergence):
+            own.distill[name] = getattr(distill.Divergence(), name)
+        if writer == "truth":
+            own.distill.texts.temperature = texts.Mixture.temperature
     return own
 
 
-def finished(folder: pathlib.Path) -> dict[str, Any] | None:
-    """What an earlier call has measured of a run; None: it is not done."""
+def check_all_is_read(config: ml_collections.ConfigDict) -> None:
+    """Refuses a setting of the divergences that none of the study's reads.
+
+    Raises:
+        InputError: naming the setting.
+    """
+    unread = set.intersection(*(set(distill.unread(n)) for n in config.divergences))
+    given, default = config.train.distill, distill.Divergence()
+    for name in sorted(unread):
+        if given[name] != getattr(default, name):
+            raise errors.InputError(
+                f"config.train.distill.{name} is {given[name]}, which none of "
+                f"config.divergences reads: leave it at {getattr(default, name)}"
+            )
+
+
+def finished(
+    folder: pathlib.Path,
+    config: ml_collections.ConfigDict,
+    study_config: ml_collections.ConfigDict,
+) -> dict[str, Any] | None:
+    """What an earlier call has measured of a run; None: it is not done.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        study_config: of the study.
+
+    Raises:
+        InputError: it was measured under other settings.
+    """
     path = folder / "study.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if not path.is_file():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    now = settings_of(config, study_config.gamma)
+    before = result.pop("settings", {})
+    for name in sorted(now.keys() | before.keys()):
+        if now.get(name) != before.get(name):
+            raise errors.InputError(
+                f"{folder} was measured with {name} = {before.get(name)}, not "
+                f"{now.get(name)}: take another --workdir"
+            )
+    return result
+
+
+def settings_of(config: ml_collections.ConfigDict, gamma: int) -> dict[str, Any]:
+    """What a run's result depends on, by whole names, as it comes back from JSON."""
+    folder = build.checkpoint_folder(config.distill.target, "train.distill.target")
+    flat = train_state.flat(config.to_dict())
+    settings = {f"config.train.{name}": value for name, value in flat.items()}
+    return settings | {
+        "config.gamma": gamma,
+        "the target's fingerprint": build.fingerprint(folder),
+    }
 
 
 def run(
-    config: ml_collections.ConfigDict, gamma: int, folder: pathlib.Path
+    cell: tuple[str, str],
+    config: ml_collections.ConfigDict,
+    gamma: int,
+    folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Trains one draft and measures it.
+    """Trains one draft and measures what it exports.
+
+    Args:
+        cell: its divergence and its writer.
+        config: its settings.
+        gamma: of the block efficiency.
+        folder: of the run.
 
     Returns:
         Its divergence, its writer, ``alpha_greedy``, ``alpha_sampled`` and the block
         efficiencies ``tokens_per_call_greedy`` and ``tokens_per_call_sampled``.
     """
     train.train(config, folder)
-    scores = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     master = teacher.load_teacher(config)
     assert master is not None  # checked at the door
     draft = t5_weights.load_t5(folder / "export")
     data = train_data.load_data(config, lambda line: None)
-    divergence, writer = folder.name.split("-")
+    held_out = master.held_out(config, data)
+    divergence, writer = cell
     result = {
         "divergence": divergence,
         "writer": writer,
-        "steps": int(scores["step"]),
-        "alpha_greedy": scores["alpha_greedy"],
-        "alpha_sampled": scores["alpha_sampled"],
-        **block_efficiencies(config, gamma, master, draft, data),
+        "steps": config.optimizer.steps,
+        **master.alphas(draft, held_out),
+        **block_efficiencies(config, gamma, master, draft, data, held_out),
     }
-    command.write_json(folder / "study.json", result)
+    settings = {"settings": settings_of(config, gamma)}
+    command.write_json(folder / "study.json", result | settings)
     return result
 
 
@@ -140,6 +207,7 @@ def block_efficiencies(
     master: teacher.Teacher,
     draft: t5.T5,
     data: train_data.Data,
+    held_out: dict[str, teacher.HeldOut],
 ) -> dict[str, float]:
     """Tokens per target call of held-out sources, greedy and sampled."""
     pair = build.Pair(
@@ -150,9 +218,10 @@ def block_efficiencies(
         num_tokens=master.num_tokens,
     )
     setup = compare.Setup(pair, token_verify, config.evaluate.max_length)
-    keys = build.row_keys(config.seed, config.evaluate.rows)
+    rows = len(data.sources[: config.evaluate.rows])
+    keys = build.row_keys(config.seed, rows)
     result = {}
-    for name, own in master.held_out(config, data).items():
+    for name, own in held_out.items():
         mode = compare.Mode(name, own.sampling, None, gamma)
         stats = [setup.speculative(part, keys, mode).stats for part in own.parts]
         result[f"tokens_per_call_{name}"] = metrics.block_efficiency(

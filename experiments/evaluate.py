@@ -80,7 +80,10 @@ def main(
             }
     with open(workdir / "outputs.jsonl", "w", encoding="utf-8") as file:
         for number, pair in enumerate(examples):
-            line = {"source": pair.source, "reference": pair.target}
+            line: dict[str, str | bool] = {
+                "source": pair.source,
+                "reference": pair.target,
+            }
             line |= {role: own[number] for role, own in texts.items()}
             line |= {f"{role}_finished": own[number] for role, own in finished.items()}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import ml_collections
 
 from experiments import baseline, build, train_data
+from specjax import errors
 from specjax.data import batches, tokenizer
 from specjax.decoding import DecodeOutput
 from specjax.models import shared_encoder, t5
@@ -40,12 +41,14 @@ class Teacher:
         num_tokens: ids of the tokenizer; no writer may write one from here on.
         divergence: from its laws.
         mixture: whose texts the laws are compared on.
+        fingerprint: of the target's files.
     """
 
     target: t5.T5
     num_tokens: int
     divergence: distill.Divergence
     mixture: texts.Mixture
+    fingerprint: str
 
     def texts_of_step(
         self, state: step.TrainState, batch: step.Batch, number: int
@@ -120,15 +123,26 @@ def load_teacher(config: ml_collections.ConfigDict) -> Teacher | None:
     """The teacher of ``config.distill``; None where no target is named.
 
     Raises:
-        errors.InputError: the folder is no model's, or has another tokenizer.
+        errors.InputError: the folder is no whole model's, or has another tokenizer.
     """
     if not config.distill.target:
         return None
     folder = build.checkpoint_folder(config.distill.target, "distill.target")
     target, own, _ = load_model(folder)
+    if target.shares_encoder:
+        raise errors.InputError(
+            f"config.distill.target is {config.distill.target!r}, a draft without an "
+            "encoder: it takes a whole model to learn from"
+        )
     tokenizer.check_same_tokenizer(own, tokenizer.load_tokenizer(config.data.folder))
     # The tokenizer's, not the target's padding: a draft's table may be padded further.
-    return Teacher(target, own.vocab_size, divergence(config), mixture(config))
+    return Teacher(
+        target,
+        own.vocab_size,
+        divergence(config),
+        mixture(config),
+        build.fingerprint(folder),
+    )
 
 
 def divergence(config: ml_collections.ConfigDict) -> distill.Divergence:

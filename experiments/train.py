@@ -66,10 +66,18 @@ def train(
     if restored is None:
         state = train_state.initial_state(config, data.train, target)
     else:
-        train_state.check_same_data(restored.config, data, workdir)
+        train_state.check_same_files(
+            restored.config, _fingerprints(data, master), workdir
+        )
         checkpoints.set_aside(workdir / "checkpoints", restored.skipped)
         state = restored.state
     number = first = int(state.step)
+    if first > optimizer.steps:
+        raise errors.InputError(
+            f"{workdir} holds a run of {first} steps, past config.optimizer.steps = "
+            f"{optimizer.steps}: ask for more, or export it with --export_only"
+        )
+    _show_cut_references(config, data, show)
     peak = flops.matmul_peak(compute or jnp.float32) if config.measure_peak else None
     manifest = command.manifest(
         config,
@@ -97,11 +105,11 @@ def train(
     recent: list[dict[str, jax.Array]] = []
     # Operations of the recent steps, their start, and seconds that no step took.
     work, since, aside = 0, time.monotonic(), 0.0
-    with log_file as log, _saver(config, workdir, data) as save:
+    with log_file as log, _saver(config, workdir, _fingerprints(data, master)) as save:
         for batch, position in stream:
             if number >= optimizer.steps:
                 break
-            learnt = train_data.to_device(batch)
+            learnt, writer = train_data.to_device(batch), "truth"
             if master is not None:
                 learnt, writer = master.texts_of_step(state, learnt, number)
                 writers[writer] += 1
@@ -122,9 +130,16 @@ def train(
             )
             number += 1
             recent.append(metrics)
-            work += _flops(shape, target, batch)
+            work += _flops(shape, target, batch, writer)
             last = number == optimizer.steps
-            if number % config.log_every == 0 or last:
+            scoring = number % config.evaluate_every == 0 or last
+            decoding = config.decode_every and (
+                number % config.decode_every == 0 or last
+            )
+            saving = scoring or decoding or number % config.checkpoint_every == 0
+            # At each checkpoint too: a run that goes on from it must average over the
+            # same steps as one that was not stopped.
+            if saving or number % config.log_every == 0:
                 jax.block_until_ready(metrics)
                 seconds = time.monotonic() - since - aside
                 line = train_log.averages(number, recent, seconds, work, peak)
@@ -132,15 +147,9 @@ def train(
                 _check_finite(number, metrics)
                 recent, work, since, aside = [], 0, time.monotonic(), 0.0
                 writers.clear()
-            scoring = number % config.evaluate_every == 0 or last
-            decoding = config.decode_every and (
-                number % config.decode_every == 0 or last
-            )
-            if not (scoring or decoding or number % config.checkpoint_every == 0):
+            if not saving:
                 continue
-            jax.block_until_ready(metrics)
             paused = time.monotonic()
-            _check_finite(number, metrics)
             scores: dict[str, float] = {}
             if scoring:
                 scores |= evaluate(state.model, data.validation, master, held_out)
@@ -151,6 +160,7 @@ def train(
                 log(evaluation)
             save(number, state, scores)
             aside += time.monotonic() - paused
+    evaluation = evaluation or train_log.last_evaluation(workdir)
     if evaluation:
         command.write_json(workdir / "metrics.json", evaluation)
     if config.export.which == "last":
@@ -270,13 +280,17 @@ def export_saved(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> in
     restored = checkpoints.restore(folder, train_state.template(config), step=number)
     if restored is None:
         raise errors.InputError(f"no checkpoint in {folder}")
+    own = train_data.fingerprint_tokenizer(pathlib.Path(config.data.folder))
+    train_state.check_same_files(restored.config, {"tokenizer": own}, workdir)
     export(config, restored.state.model, workdir)
     return restored.step
 
 
 @contextlib.contextmanager
 def _saver(
-    config: ml_collections.ConfigDict, workdir: pathlib.Path, data: train_data.Data
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    fingerprints: dict[str, str],
 ) -> Iterator[Callable[[int, step.TrainState, dict[str, float]], None]]:
     """A function that saves while the training goes on, one checkpoint at a time.
 
@@ -284,7 +298,7 @@ def _saver(
     the next attempt; the earlier checkpoints stay.
     """
     folder, pending = workdir / "checkpoints", list[tuple[int, futures.Future[None]]]()
-    settings = config.to_dict() | {"fingerprints": data.fingerprints}
+    settings = config.to_dict() | {"fingerprints": fingerprints}
 
     def settle() -> None:
         while pending:
@@ -316,16 +330,46 @@ def _saver(
         settle()
 
 
+def _fingerprints(
+    data: train_data.Data, master: teacher.Teacher | None
+) -> dict[str, str]:
+    if master is None:
+        return data.fingerprints
+    return data.fingerprints | {"target of distill": master.fingerprint}
+
+
+def _show_cut_references(
+    config: ml_collections.ConfigDict,
+    data: train_data.Data,
+    show: Callable[[str], None],
+) -> None:
+    """Decodes that must end before their references do cannot be right."""
+    references = data.references[: config.evaluate.rows]
+    # The start token takes one place.
+    room = config.evaluate.max_length - 1
+    cut = sum(len(data.pieces.encode(text)) > room for text in references)
+    if cut and (config.decode_every or config.distill.target):
+        show(
+            f"config.evaluate.max_length = {config.evaluate.max_length} leaves {room} "
+            f"tokens, and {cut} of the {len(references)} held-out references are longer"
+        )
+
+
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:200]
 
 
-def _flops(shape: Any, target: t5.T5 | None, batch: batches.Batch) -> int:
+def _flops(shape: Any, target: t5.T5 | None, batch: batches.Batch, writer: str) -> int:
     rows, source = batch.inputs.shape
     sizes = (rows, source, batch.targets.shape[1])
-    taught = 0 if target is None else flops.forward_flops(target.config, *sizes)
-    return flops.train_flops(shape, *sizes) + taught
+    work = flops.train_flops(shape, *sizes)
+    if target is not None:
+        # A text that a model writes in the step costs one pass more, token by token.
+        passes = [target.config] + [target.config] * (writer == "target")
+        passes += [shape] * (writer == "draft")
+        work += sum(flops.forward_flops(own, *sizes) for own in passes)
+    return work
 
 
 def _check_finite(number: int, metrics: dict[str, jax.Array]) -> None:

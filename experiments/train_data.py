@@ -74,16 +74,23 @@ def load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) ->
             )
             for pair in found
         ]
-        short = [own for own in examples if max(map(len, own[0])) <= limit]
-        dropped[str(path)] = len(examples) - len(short)
+        # Cut before its first token, a text teaches nothing: not even where it ends.
+        taught = [own for own in examples if own[0][1]]
+        if len(taught) < len(examples):
+            show(
+                f"{path}: {len(examples) - len(taught)} of {len(examples)} examples "
+                "are unfinished and empty, and stay out"
+            )
+        short = [own for own in taught if max(map(len, own[0])) <= limit]
+        dropped[str(path)] = len(taught) - len(short)
         if not short:
             raise errors.InputError(
-                f"{path}: all {len(examples)} examples are longer than "
-                f"config.data.max_tokens = {limit}"
+                f"{path}: no example is left: {len(taught)} of {len(examples)} are "
+                f"longer than config.data.max_tokens = {limit}"
             )
-        if len(short) < len(examples):
+        if len(short) < len(taught):
             show(
-                f"{path}: {len(examples) - len(short)} of {len(examples)} examples "
+                f"{path}: {len(taught) - len(short)} of {len(examples)} examples "
                 f"are longer than config.data.max_tokens = {limit} and stay out"
             )
         return short
@@ -104,7 +111,7 @@ def load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) ->
         dropped=dropped,
         fingerprints={
             "training examples": _fingerprint([example for example, _ in train]),
-            "tokenizer": _fingerprint_files(folder),
+            "tokenizer": fingerprint_tokenizer(folder),
         },
     )
 
@@ -172,7 +179,8 @@ def _fingerprint(examples: Sequence[Example]) -> str:
     return digest.hexdigest()
 
 
-def _fingerprint_files(folder: pathlib.Path) -> str:
+def fingerprint_tokenizer(folder: pathlib.Path) -> str:
+    """SHA-256 of a folder's tokenizer."""
     digest = hashlib.sha256()
     for name in tokenizer.FILES:
         if (folder / name).is_file():

@@ -70,6 +70,14 @@ def open_log(
         yield write
 
 
+def last_evaluation(workdir: pathlib.Path) -> Line:
+    """The last line of scores that a run has logged; empty: there is none."""
+    path = workdir / "train.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    scores = [line for line in map(json.loads, lines) if "loss" not in line]
+    return scores[-1] if scores else {}
+
+
 def averages(
     number: int,
     recent: Sequence[dict[str, jax.Array]],

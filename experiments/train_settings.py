@@ -70,7 +70,13 @@ def check(config: ml_collections.ConfigDict) -> None:
     build.positive(
         config.data, "max_tokens", "tokens_per_batch", "validation_rows", path="data."
     )
-    build.buckets(config.data, "data.")
+    longest = max(build.buckets(config.data, "data."))
+    if longest < config.data.max_tokens:
+        raise errors.InputError(
+            f"config.data.max_tokens is {config.data.max_tokens} and the longest of "
+            f"config.data.buckets {longest}: add a bucket that holds the longest "
+            "examples, or lower max_tokens"
+        )
     build.row_keys(config.seed, 1)
     build.named(STORED, config.export.dtype, "export.dtype")
     if not 0 <= config.label_smoothing < 1:

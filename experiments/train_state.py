@@ -13,8 +13,8 @@ import ml_collections
 from configs import repair_target
 from experiments import train_data, train_settings
 from specjax import checkpoints, errors
-from specjax.models import t5, t5_weights
-from specjax.training import alignment, draft_init, init, step
+from specjax.models import t5, t5_config, t5_weights
+from specjax.training import alignment, draft_init, init, optimizer, step
 
 # What a resumed run may change without becoming another run.
 _FREE_SETTINGS = (
@@ -29,6 +29,10 @@ _FREE_SETTINGS = (
     "measure_peak",
     "export",
 )
+# Of the optimizer's settings, those that say what it keeps.
+_OF_THE_STATE = ("optimizer.name", "optimizer.momentum")
+# Rows of a file have the seed's keys from 0 on; a run has the last.
+_RUN = 2**32 - 1
 
 
 def initial_state(
@@ -47,7 +51,8 @@ def initial_state(
         errors.InputError: the model in the directory ``config.init``, or the layers of
             the target, have not the shape ``config.model``.
     """
-    model_key, run_key = jax.random.split(jax.random.key(config.seed))
+    seed = jax.random.fold_in(jax.random.key(config.seed), _RUN)
+    model_key, run_key, dictionary_key = jax.random.split(seed, 3)
     shape = train_settings.model_config(config)
     if config.init == "mimetic":
         model = init.mimetic_init(_random_model(shape, model_key))
@@ -55,8 +60,7 @@ def initial_state(
         model = init.dictionary_init(
             _random_model(shape, model_key),
             alignment.align(examples, shape.vocab_size),
-            # Beside the two keys above, which are numbers 0 and 1.
-            jax.random.fold_in(jax.random.key(config.seed), 2),
+            dictionary_key,
         )
     elif config.init == "random":
         model = _random_model(shape, model_key)
@@ -96,46 +100,74 @@ def restore(
     workdir: pathlib.Path,
     show: Callable[[str], None],
 ) -> checkpoints.Restored | None:
-    restored = checkpoints.restore(workdir / "checkpoints", template(config))
-    if restored is None:
-        return None
+    restored = checkpoints.restore(
+        workdir / "checkpoints",
+        template(config),
+        check=lambda saved: _check_same_run(config, saved, workdir, show),
+    )
+    if restored is not None:
+        show(f"resumed at step {restored.step} of {config.optimizer.steps}")
+    return restored
+
+
+def _check_same_run(
+    config: ml_collections.ConfigDict,
+    settings: dict[str, Any],
+    workdir: pathlib.Path,
+    show: Callable[[str], None],
+) -> None:
     # What a run from before a setting was made did, is what the setting is as shipped.
-    default = _flat(repair_target.get_config().to_dict())
-    saved, now = _flat(restored.config), _flat(config.to_dict())
+    default = flat(repair_target.get_config().to_dict()) | {
+        f"{section}.{field.name}": field.default
+        for section, record in (
+            ("model", t5_config.T5Config),
+            ("optimizer", optimizer.OptimizerConfig),
+        )
+        for field in dataclasses.fields(record)
+    }
+    saved, now = flat(settings), flat(config.to_dict())
     for name in sorted(now.keys() | saved.keys()):
         old, new = (own.get(name, default.get(name)) for own in (saved, now))
         section = name.partition(".")[0]
         if old == new or section in (*_FREE_SETTINGS, "fingerprints"):
             continue
-        if section != "optimizer":
+        if section != "optimizer" or name in _OF_THE_STATE:
             raise errors.InputError(
                 f"{workdir} holds a run with config.{name} = {old}, not {new}: resume "
                 "with the same settings or take another --workdir"
             )
         show(f"config.{name} is now {new}, was {old}")
-    show(f"resumed at step {restored.step} of {config.optimizer.steps}")
-    return restored
 
 
-def _flat(settings: dict[str, Any], path: str = "") -> dict[str, Any]:
+def flat(settings: dict[str, Any], path: str = "") -> dict[str, Any]:
     """Settings by their whole names, as they come back from JSON."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{path}{name}.")
+            found |= flat(value, f"{path}{name}.")
         else:
-            flat[path + name] = list(value) if isinstance(value, tuple) else value
-    return flat
+            found[path + name] = list(value) if isinstance(value, tuple) else value
+    return found
 
 
-def check_same_data(
-    saved: dict[str, Any], data: train_data.Data, workdir: pathlib.Path
+def check_same_files(
+    saved: dict[str, Any], fingerprints: dict[str, str], workdir: pathlib.Path
 ) -> None:
+    """Refuses files that have changed under their name since a run was begun.
+
+    Args:
+        saved: the settings beside the run's checkpoint.
+        fingerprints: of what the files hold now, by what that is.
+        workdir: of the run.
+
+    Raises:
+        errors.InputError: naming what is another.
+    """
     before = saved.get("fingerprints", {})
-    for name, own in data.fingerprints.items():
+    for name, own in fingerprints.items():
         if before.get(name, own) != own:
             raise errors.InputError(
                 f"{workdir} holds a run with another {name.removesuffix('s')}: the "
-                f"files of config.data have changed since; put the old {name} back or "
-                "take another --workdir"
+                f"files have changed since; put the old {name} back or take another "
+                "--workdir"
             )

@@ -15,7 +15,7 @@ import math
 import pathlib
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from typing import Any
 
@@ -336,7 +336,11 @@ def set_aside(directory: str | pathlib.Path, numbers: Iterable[int]) -> None:
 
 
 def restore(
-    directory: str | pathlib.Path, like: PyTree, *, step: int | None = None
+    directory: str | pathlib.Path,
+    like: PyTree,
+    *,
+    step: int | None = None,
+    check: Callable[[dict[str, Any]], None] = lambda config: None,
 ) -> Restored | None:
     """Reads the newest checkpoint that can be read.
 
@@ -345,6 +349,8 @@ def restore(
         like: a pytree of the wanted structure, shapes and types.
         step: this one and no other; None: the newest, or the one before where the
             newest is damaged, with a warning that says so.
+        check: called with the settings saved beside it, before its arrays are compared
+            with `like`: it may say in the user's words what makes them differ.
 
     Returns:
         The checkpoint; None where the folder holds none.
@@ -374,6 +380,7 @@ def restore(
                     stacklevel=2,
                 )
                 continue
+            check(config)
             state = from_pure_dict(like, pure)
             return Restored(number, state, config, tuple(skipped))
     raise errors.InputError(

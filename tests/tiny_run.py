@@ -34,8 +34,8 @@ def tiny_config(folder: pathlib.Path) -> ml_collections.ConfigDict:
     )
     config.model.update(num_encoder_layers=1, num_decoder_layers=1)
     config.optimizer.update(steps=8, warmup_steps=2, decay_steps=4)
-    config.data.update(folder=str(folder), buckets=(32,), tokens_per_batch=256)
-    config.data.validation_rows = 6
+    config.data.update(folder=str(folder), buckets=(32,), max_tokens=32)
+    config.data.update(tokens_per_batch=256, validation_rows=6)
     config.evaluate.update(rows=3, max_length=9, batch_size=3)
     return config
 

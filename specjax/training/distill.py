@@ -9,6 +9,7 @@ on how tokens are drawn.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -46,7 +47,9 @@ class DistillLoss:
 
     Attributes:
         loss: the divergence.
-        alpha: sum min(p, q): the chance that a draft of that position is accepted.
+        alpha: sum min(p, q) at temperature 1, whatever the loss compares: the chance
+            that a draft of that position is accepted. Padding of the vocabulary that
+            both models have counts with the rest.
         tokens: tokens that count.
     """
 
@@ -128,13 +131,32 @@ def check_divergence(divergence: Divergence, name: str) -> None:
         )
     if not 0 < divergence.beta < 1:
         raise errors.InputError(f"{name}.beta is {divergence.beta}: between 0 and 1")
-    if not divergence.decay >= 0:
-        raise errors.InputError(f"{name}.decay is {divergence.decay}: at least 0")
+    if not 0 <= divergence.decay < math.inf:
+        raise errors.InputError(
+            f"{name}.decay is {divergence.decay}: a number, at least 0"
+        )
     for field in ("target_temperature", "draft_temperature"):
-        if not getattr(divergence, field) > 0:
+        if not 0 < getattr(divergence, field) < math.inf:
             raise errors.InputError(
-                f"{name}.{field} is {getattr(divergence, field)}: above 0"
+                f"{name}.{field} is {getattr(divergence, field)}: a number above 0"
             )
+    for field in unread(divergence.name):
+        value, default = getattr(divergence, field), getattr(Divergence(), field)
+        if value != default:
+            raise errors.InputError(
+                f"{name}.{field} is {value}, and {name}.name {divergence.name} does "
+                f"not read it: leave it at {default}, its default"
+            )
+
+
+def unread(name: str) -> tuple[str, ...]:
+    """The settings of `Divergence` that the one of this name does not read."""
+    readers = {
+        "beta": ("jsd",),
+        "decay": ("lk_hybrid",),
+        "target_temperature": tuple(_RULES),
+    }
+    return tuple(field for field, names in readers.items() if name not in names)
 
 
 def distill_loss(
@@ -167,8 +189,9 @@ def distill_loss(
         each = -jnp.take_along_axis(log_q, targets[..., None], axis=-1)[..., 0]
     else:
         each = _RULES[divergence.name](log_p, log_q, divergence)
+    plain = log_law(target_logits, 1.0), log_law(draft_logits, 1.0)
     return DistillLoss(
         loss=jnp.sum(each * weights),
-        alpha=jnp.sum(_overlap(log_p, log_q) * weights),
+        alpha=jnp.sum(jax.lax.stop_gradient(_overlap(*plain)) * weights),
         tokens=jnp.sum(weights),
     )

@@ -108,7 +108,7 @@ def check_optimizer(config: OptimizerConfig, name: str) -> None:
             raise errors.InputError(
                 f"{name}.{field} is {value}, which is read where {name}.{setting} is "
                 f"{reader!r} alone, and it is {getattr(config, setting)!r}: leave "
-                f"{field} at {default}"
+                f"{field} at {default}, its default"
             )
 
 
@@ -120,9 +120,10 @@ def learning_rate(config: OptimizerConfig) -> optax.Schedule:
     """
     peak, warmup = config.learning_rate, max(config.warmup_steps, 1)
     if config.schedule == "cosine":
-        return optax.warmup_cosine_decay_schedule(
+        cosine = optax.warmup_cosine_decay_schedule(
             0.0, peak, warmup, max(config.steps, warmup + 1), end_value=peak / 20
         )
+        return lambda step: cosine(step + 1)  # the first step moves too
     if config.schedule == "trapezoid":
         fall = max(config.decay_steps, 1)
         return lambda step: (

@@ -68,6 +68,11 @@ def check_mixture(mixture: Mixture, name: str) -> None:
             f"{name}.temperature is {mixture.temperature}: above 0, or None for greedy "
             "texts"
         )
+    if mixture.truth == 1 and mixture.temperature != Mixture.temperature:
+        raise errors.InputError(
+            f"{name}.temperature is {mixture.temperature} and {name}.truth 1: no model "
+            f"writes, so leave it at {Mixture.temperature}"
+        )
 
 
 def choose_writer(mixture: Mixture, key: Key[Array, ""], number: int) -> str:

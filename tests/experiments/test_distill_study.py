@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from configs import distill_study as shipped
-from experiments import distill_study, train, train_settings
+from experiments import distill_study, teacher, train, train_data, train_settings
 from specjax import errors
 from specjax.models import t5, t5_weights
 from specjax.training import init
@@ -56,6 +56,45 @@ def test_every_pair_is_measured_once(config, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "train", refuse)
     distill_study.main(config, tmp_path, None)
     assert json.loads((tmp_path / "metrics.json").read_text()) == rows
+    # What was measured otherwise does not stand in one table with it.
+    for name, value, message in (
+        ("gamma", 2, "was measured with config.gamma = 3, not 2"),
+        ("train.seed", 3, "was measured with config.train.seed = 0, not 3"),
+    ):
+        other = config.copy_and_resolve_references()
+        other.update_from_flattened_dict({name: value})
+        with pytest.raises(errors.InputError, match=message):
+            distill_study.main(other, tmp_path, None)
+    assert json.loads((tmp_path / "metrics.json").read_text()) == rows
+    target = t5_weights.load_t5(config.train.distill.target)
+    target.head[...] = 1.01 * target.head[...]
+    t5_weights.save_t5(target, config.train.distill.target)
+    with pytest.raises(errors.InputError, match="with the target's fingerprint = "):
+        distill_study.main(config, tmp_path, None)
+
+
+def test_what_is_measured_is_what_is_exported(config, tmp_path, monkeypatch):
+    """The best of a run, where that is asked for, and not its last."""
+    own = config.train.copy_and_resolve_references()
+    own.update(best="alpha_sampled", evaluate_every=2)
+    own.export.which = "best"
+    score = train.evaluate
+    worse, real = iter([0.9, 0.1]), []  # so that the first of two is the best
+
+    def evaluate(*arguments):
+        real.append(score(*arguments))
+        return real[-1] | {"alpha_sampled": next(worse)}
+
+    monkeypatch.setattr(train, "evaluate", evaluate)
+    row = distill_study.run(("jsd", "truth"), own, 3, tmp_path)
+    master = teacher.load_teacher(own)
+    data = train_data.load_data(own, lambda line: None)
+    best = t5_weights.load_t5(tmp_path / "export")
+    expected = master.alphas(best, master.held_out(own, data))
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value, rel=1e-6)
+    assert row["alpha_sampled"] == pytest.approx(real[0]["alpha_sampled"], rel=1e-3)
+    assert row["alpha_sampled"] != pytest.approx(real[1]["alpha_sampled"], rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +105,7 @@ def test_every_pair_is_measured_once(config, tmp_path, monkeypatch):
         ("gamma", 0, "config.gamma is 0"),
         ("train.distill.target", "", "config.train.distill.target is empty"),
         ("train.distill.beta", 2.0, "config.distill.beta is 2.0"),
+        ("train.distill.decay", 2.0, "which none of config.divergences reads: leave"),
     ],
 )
 def test_settings_that_mean_nothing(config, tmp_path, name, value, message):

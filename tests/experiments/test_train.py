@@ -1,5 +1,6 @@
 """`experiments.train` from data to export: settings, scores, speed, what is kept."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -137,8 +138,9 @@ def test_all_that_can_be_asked_for_is_logged(folder, tmp_path):
     config.evaluate.scores = ("bleu", "chrf", "rouge1", "rouge_l")
     train.train(config, tmp_path, show=lambda line: None)
     found = lines(tmp_path)
-    assert [own["step"] for own in found] == [3, 4, 6, 8, 8]
-    decoded, forced, _, steps, both = found
+    # A line of steps at every checkpoint, and one of scores where there are any.
+    assert [own["step"] for own in found] == [2, 3, 3, 4, 4, 6, 6, 8, 8]
+    _, _, decoded, _, forced, *_, steps, both = found
     names = {f"decoded_{name}" for name in config.evaluate.scores}
     assert set(decoded) == {"step", *names}
     assert set(forced) == {"step", "validation_nll", "token_accuracy", "exact_match"}
@@ -176,6 +178,7 @@ SETTINGS = {
     "data.folder": ("nowhere", "config.data.folder is 'nowhere'"),
     "data.validation_rows": (0, "config.data.validation_rows is 0: at least 1"),
     "data.buckets": ((32, 16), r"length buckets \[32, 16\] are wrong"),
+    "data.max_tokens": (33, "config.data.max_tokens is 33 and the longest of .* 32"),
     "export.dtype": ("int8", "config.export.dtype is 'int8'"),
     "log_every": (0, "config.log_every is 0"),
     "checkpoint_every": (0, "config.checkpoint_every is 0"),
@@ -198,7 +201,12 @@ SETTINGS = {
     "optimizer.nesterov": (True, "config.optimizer has no setting nesterov"),
     "model.depth": (3, "config.model has no setting depth"),
     "distill.name": ("kl", "config.distill.name is 'kl'"),
-    "distill.draft_temperature": (0.0, "config.distill.draft_temperature is 0.0"),
+    "distill.draft_temperature": (
+        float("inf"),
+        "config.distill.draft_temperature is i",
+    ),
+    "distill.decay": (2.0, "distill.decay is 2.0, and .* forward_kl does not read it"),
+    "distill.texts.temperature": (0.5, "texts.temperature is 0.5 and .* no model wr"),
     "distill.target": ("nowhere", "config.distill.target is 'nowhere': no such"),
     "epochs": (3, "--config has a setting epochs that this command does not know"),
 }
@@ -239,7 +247,7 @@ def test_bad_settings_end_before_any_work(folder, tmp_path, name):
     config = tiny_config(folder)
     with config.unlocked():
         *path, last = name.split(".")
-        place = config[path[0]] if path else config
+        place = functools.reduce(getattr, path, config)
         place[last] = value
     workdir = tmp_path / "new"
     with pytest.raises(errors.InputError, match=message):
@@ -292,7 +300,7 @@ def test_speed_counts_steps_alone(folder, tmp_path, monkeypatch):
     train.train(config, tmp_path, show=lambda line: None)
     lines = map(json.loads, (tmp_path / "train.jsonl").read_text().splitlines())
     speeds = [line["seconds_per_step"] for line in lines if "loss" in line]
-    assert speeds == [2.0, 2.0]
+    assert speeds == [2.0] * 4
 
 
 @pytest.mark.slow

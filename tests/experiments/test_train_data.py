@@ -56,7 +56,7 @@ def test_a_long_target_counts_as_a_long_source_does(folder, tmp_path):
         (
             "a.tsv",
             f"{' '.join(WORDS)}\tA\n",
-            r"a.tsv: all 1 examples are longer than config.data.max_tokens = 14",
+            r"a.tsv: no example is left: 1 of 1 are longer than config.data.max_t",
         ),
         ("absent.tsv", None, "absent.tsv does not exist"),
     ],
@@ -78,6 +78,18 @@ def test_a_cut_target_has_no_end(folder, tmp_path):
     config.data.train = str(tmp_path / "cut.jsonl")
     (_, whole), (_, cut) = train_data.load_data(config, print).train
     assert whole == [*cut, 1] and 1 not in cut
+
+
+def test_what_was_cut_before_its_first_token_stays_out_aloud(folder, tmp_path):
+    config = tiny_config(folder)
+    rows = [pairs.Pair("ab cde", "", finished) for finished in (True, False)]
+    pairs.save_pairs(tmp_path / "cut.jsonl", rows)
+    config.data.train = str(tmp_path / "cut.jsonl")
+    said: list[str] = []
+    # An empty text that ended by itself teaches just that.
+    (only,) = train_data.load_data(config, said.append).train
+    assert only[1] == [1]
+    assert any("1 of 2 examples are unfinished and empty" in line for line in said)
 
 
 def test_an_empty_target_is_counted(folder, tmp_path):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from experiments import train, train_state
 from specjax import checkpoints, errors
+from specjax.data import tokenizer
 from tests import pairs
 from tests.tiny_run import lines, losses, tiny_config
 
@@ -162,8 +164,11 @@ def test_a_run_goes_on_where_one_was_cut_short(folder, tmp_path, monkeypatch):
     assert lines(broken) == lines(whole)
     assert_same(state, expected)
 
-    # Done: nothing more happens.
+    # Done: nothing more happens, but that what was lost is written again.
+    (broken / "metrics.json").unlink()
     again = train.train(config, broken, show=quiet)
+    scores = [path / "metrics.json" for path in (broken, whole)]
+    assert scores[0].read_text() == scores[1].read_text()
     assert lines(broken) == lines(whole)
     assert_same(again, expected)
 
@@ -189,7 +194,10 @@ def test_another_run_in_the_folder_is_refused(folder, tmp_path):
     for name, value, message in (
         ("seed", 5, r"config.seed = 0, not 5"),
         ("accumulate", 2, r"config.accumulate = 1, not 2"),
-        ("data.max_tokens", 9, r"config.data.max_tokens = 96, not 9"),
+        # Their arrays differ too: the setting is what a user knows.
+        ("model.d_ff", 24, r"config.model.d_ff = 16, not 24"),
+        ("optimizer.name", "adafactor", r"config.optimizer.name = adamw, not adafac"),
+        ("data.max_tokens", 9, r"config.data.max_tokens = 32, not 9"),
     ):
         other = tiny_config(folder)
         section, _, last = name.rpartition(".")
@@ -217,6 +225,45 @@ def test_a_run_from_before_a_setting_was_made_goes_on(folder, tmp_path):
     config.z_loss = 1e-4
     with pytest.raises(errors.InputError, match="config.z_loss = 0.0, not 0.0001"):
         train_state.restore(config, tmp_path, said.append)
+
+
+def test_a_longer_run_than_asked_for_is_not_exported_as_the_shorter(folder, tmp_path):
+    config = tiny_config(folder)
+    train.train(config, tmp_path, show=quiet)
+    (tmp_path / "export" / "model.safetensors").unlink()
+    config.optimizer.update(steps=6, decay_steps=2)
+    with pytest.raises(errors.InputError, match="a run of 8 steps, past .*steps = 6"):
+        train.train(config, tmp_path, show=quiet)
+    assert not (tmp_path / "export" / "model.safetensors").exists()
+    assert len(losses(tmp_path)) == 8
+
+
+def test_a_line_of_the_log_averages_the_same_steps_after_a_stop(folder, tmp_path):
+    """Checkpoints stand where no line is due."""
+    config = tiny_config(folder)
+    config.update(log_every=5, evaluate_every=8, checkpoint_every=3)
+    # A schedule that is alike whenever the run ends.
+    config.optimizer.update(schedule="inverse_sqrt", decay_steps=300)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train.train(config, whole, show=quiet)
+    config.optimizer.steps = 6
+    train.train(config, parts, show=quiet)
+    config.optimizer.steps = 8
+    train.train(config, parts, show=quiet)
+    assert [number for number, _ in losses(whole)] == [3, 5, 6, 8]
+    assert losses(parts) == losses(whole)
+
+
+def test_another_tokenizer_is_not_exported_with_the_model(folder, tmp_path):
+    config = tiny_config(folder)
+    config.optimizer.update(steps=2, decay_steps=1)
+    train.train(config, tmp_path / "run", show=quiet)
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    tokenizer.train_sentencepiece(pairs.TEXTS, 105, other / "spiece.model")
+    config.data.folder = str(other)
+    with pytest.raises(errors.InputError, match="holds a run with another tokenizer"):
+        train.export_saved(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["training examples", "tokenizer"])

@@ -133,6 +133,9 @@ def test_masks_temperatures_and_padding_of_the_vocabulary():
     assert warm.loss == pytest.approx(0.0, abs=1e-5)
     cold = loss_of(Q, root, name="forward_kl", target_temperature=2.0)
     assert cold.loss == pytest.approx(0.0, abs=1e-5)
+    # What is accepted is drawn at temperature 1.
+    assert warm.alpha == pytest.approx(np.minimum(root, Q).sum(), rel=1e-5)
+    assert cold.alpha == pytest.approx(np.minimum(root, Q).sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,15 @@ def test_masks_temperatures_and_padding_of_the_vocabulary():
         ({"name": "kl"}, "d.name is 'kl': it must be one of forward_kl"),
         ({"beta": 1.0}, "d.beta is 1.0"),
         ({"decay": -1.0}, "d.decay is -1.0"),
-        ({"draft_temperature": 0.0}, "d.draft_temperature is 0.0: above 0"),
+        ({"decay": float("inf"), "name": "lk_hybrid"}, "d.decay is inf: a number"),
+        ({"target_temperature": float("inf")}, "d.target_temperature is inf: a numb"),
+        ({"beta": 0.3}, "d.beta is 0.3, and d.name forward_kl does not read it"),
+        ({"decay": 1.0, "name": "jsd"}, "d.decay is 1.0, and d.name jsd does not"),
+        (
+            {"target_temperature": 2.0, "name": "sequence"},
+            "d.target_temperature is 2.0, and d.name sequence does not read it",
+        ),
+        ({"draft_temperature": 0.0}, "d.draft_temperature is 0.0: a number above 0"),
     ],
 )
 def test_refusals(settings, message):

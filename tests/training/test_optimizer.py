@@ -149,7 +149,7 @@ def test_norms_and_biases_do_not_decay():
     [
         ("trapezoid", {0: 0.1, 9: 1.0, 50: 1.0, 80: 1.0, 90: 0.5, 100: 0.0}),
         ("inverse_sqrt", {0: 0.1, 9: 1.0, 39: 0.5, 89: 1 / 3}),
-        ("cosine", {0: 0.0, 10: 1.0, 55: 0.525, 100: 0.05}),
+        ("cosine", {0: 0.1, 9: 1.0, 54: 0.525, 99: 0.05}),
     ],
 )
 def test_schedules(schedule, points):
