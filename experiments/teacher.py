@@ -88,7 +88,9 @@ class Teacher:
         own = config.evaluate
         sources = data.sources[: own.rows]
         parts = list(
-            batches.inference_batches(sources, own.batch_size, config.data.buckets)
+            batches.inference_batches(
+                sources, own.batch_size, batches.source_lengths(config.data.buckets)
+            )
         )
         keys = build.row_keys(config.seed, len(sources))
         made = {}

@@ -231,7 +231,9 @@ def decode_scores(
     greedy = Sampling(temperature=None, num_tokens=dead)
     keys = build.row_keys(config.seed, len(sources))
     parts = list(
-        batches.inference_batches(sources, own.batch_size, config.data.buckets)
+        batches.inference_batches(
+            sources, own.batch_size, batches.source_lengths(config.data.buckets)
+        )
     )
     whole = shared_encoder.whole(model, target)
     outputs = baseline.decode_all(whole, parts, keys, greedy, own.max_length)

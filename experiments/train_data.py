@@ -56,6 +56,7 @@ def load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) ->
     folder = pathlib.Path(config.data.folder)
     pieces = _load_tokenizer(config, folder, show)
     limit = config.data.max_tokens
+    longest = f"config.data.max_tokens = {limit} or all of config.data.buckets"
     dropped = {}
 
     def read(path: pathlib.Path) -> list[tuple[Example, str]]:
@@ -81,17 +82,23 @@ def load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) ->
                 f"{path}: {len(examples) - len(taught)} of {len(examples)} examples "
                 "are unfinished and empty, and stay out"
             )
-        short = [own for own in taught if max(map(len, own[0])) <= limit]
+        sizes = [example for example, _ in taught]
+        held = batches.which_bucket(sizes, config.data.buckets) >= 0
+        short = [
+            own
+            for own, fits in zip(taught, held, strict=True)
+            if fits and max(map(len, own[0])) <= limit
+        ]
         dropped[str(path)] = len(taught) - len(short)
         if not short:
             raise errors.InputError(
                 f"{path}: no example is left: {len(taught)} of {len(examples)} are "
-                f"longer than config.data.max_tokens = {limit}"
+                f"longer than {longest}"
             )
         if len(short) < len(taught):
             show(
                 f"{path}: {len(taught) - len(short)} of {len(examples)} examples "
-                f"are longer than config.data.max_tokens = {limit} and stay out"
+                f"are longer than {longest}, and stay out"
             )
         return short
 

@@ -11,6 +11,7 @@ import ml_collections
 from configs import repair_target
 from experiments import build, teacher, train_log
 from specjax import checkpoints, errors
+from specjax.data import batches
 from specjax.metrics import text
 from specjax.models import t5_config
 from specjax.training import distill, optimizer, texts
@@ -70,13 +71,10 @@ def check(config: ml_collections.ConfigDict) -> None:
     build.positive(
         config.data, "max_tokens", "tokens_per_batch", "validation_rows", path="data."
     )
-    longest = max(build.buckets(config.data, "data."))
-    if longest < config.data.max_tokens:
-        raise errors.InputError(
-            f"config.data.max_tokens is {config.data.max_tokens} and the longest of "
-            f"config.data.buckets {longest}: add a bucket that holds the longest "
-            "examples, or lower max_tokens"
-        )
+    try:
+        batches.bucket_shapes(config.data.buckets)
+    except errors.InputError as error:
+        raise errors.InputError(f"config.data.buckets: {error}") from error
     build.row_keys(config.seed, 1)
     build.named(STORED, config.export.dtype, "export.dtype")
     if not 0 <= config.label_smoothing < 1:

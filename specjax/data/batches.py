@@ -10,6 +10,7 @@ from specjax import errors
 from specjax.data.tokenizer import EOS_ID, PAD_ID
 
 Rows = Sequence[Sequence[int]]
+Buckets = Sequence[int | tuple[int, int]]
 Examples = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
@@ -199,20 +200,72 @@ class Plan:
         )
 
 
+def bucket_shapes(buckets: Buckets) -> tuple[tuple[int, int], ...]:
+    """The source and target length of each bucket.
+
+    Args:
+        buckets: all numbers, which hold for both sides and increase, or all pairs
+            (source, target), in any order: summaries are short and their sources long.
+
+    Raises:
+        InputError: they are neither, or one is below 1 or stands twice.
+    """
+    pairs = [not isinstance(bucket, int) for bucket in buckets]
+    if not any(pairs):
+        lengths = check_buckets(buckets)  # type: ignore[arg-type]
+        return tuple((length, length) for length in lengths)
+    if not all(pairs) or any(len(bucket) != 2 for bucket in buckets):  # type: ignore[arg-type]
+        raise errors.InputError(
+            f"length buckets {list(buckets)} are wrong: all numbers, or all pairs of a "
+            "source's and a target's length"
+        )
+    shapes = tuple((int(source), int(target)) for source, target in buckets)  # type: ignore[misc]
+    if min(map(min, shapes)) < 1 or len(set(shapes)) < len(shapes):
+        raise errors.InputError(
+            f"length buckets {list(buckets)} are wrong: lengths must be positive, and "
+            "each pair stand once"
+        )
+    return shapes
+
+
+def source_lengths(buckets: Buckets) -> tuple[int, ...]:
+    """The buckets' source lengths, in order: what `inference_batches` takes."""
+    return tuple(sorted({source for source, _ in bucket_shapes(buckets)}))
+
+
+def which_bucket(examples: Examples, buckets: Buckets) -> Int32[np.ndarray, " N"]:
+    """For each example the number of the smallest bucket that holds both sides.
+
+    Args:
+        examples: source and target token ids.
+        buckets: see `bucket_shapes`; the smallest has the fewest positions in all.
+
+    Returns:
+        Numbers of buckets; -1 where none holds the example, or a side is empty.
+    """
+    shapes = np.array(bucket_shapes(buckets), np.int64)
+    sizes = np.array([(len(s), len(t)) for s, t in examples], np.int64).reshape(-1, 2)
+    which = np.full(len(sizes), -1, np.int32)
+    # From the largest to the smallest: the last that holds an example stays.
+    for bucket in np.argsort(-shapes.sum(1), kind="stable"):
+        which[(sizes <= shapes[bucket]).all(1)] = bucket
+    which[(sizes < 1).any(1)] = -1
+    return which
+
+
 def plan_batches(
     examples: Examples,
     tokens_per_batch: int,
-    buckets: Sequence[int | tuple[int, int]],
+    buckets: Buckets,
     multiple_of: int = 1,
 ) -> Plan:
     """Sorts examples into buckets and sets each bucket's batch size.
 
     Args:
         examples: source and target token ids.
-        tokens_per_batch: target positions of a batch, padding included, at most; but a
-            batch has never fewer than `multiple_of` rows.
-        buckets: increasing lengths; a number holds for source and target, a pair is
-            (source, target). An example goes to the first bucket that holds both.
+        tokens_per_batch: positions of a batch, padding included, at most: the mean of
+            source and target. But a batch has never fewer than `multiple_of` rows.
+        buckets: see `bucket_shapes`; an example goes to the smallest that holds it.
         multiple_of: what the rows of a batch must divide by (devices of a mesh).
 
     Returns:
@@ -228,37 +281,24 @@ def plan_batches(
         )
     if len(examples) == 0:
         raise errors.InputError("there are no examples to train on")
-    shapes = [(b, b) if isinstance(b, int) else (b[0], b[1]) for b in buckets]
-    source_buckets = [source for source, _ in shapes]
-    target_buckets = [target for _, target in shapes]
-    for lengths in (source_buckets, target_buckets):
-        if not lengths or min(lengths) < 1 or lengths != sorted(lengths):
-            raise errors.InputError(
-                f"length buckets {list(buckets)} are wrong: they must be positive and"
-                " increase"
-            )
-    sizes = np.array([(len(s), len(t)) for s, t in examples], np.int64)
-    limits = np.array(shapes, np.int64)
-    bad = np.flatnonzero((sizes < 1).any(1) | (sizes > limits[-1]).any(1))
+    shapes = bucket_shapes(buckets)
+    which = which_bucket(examples, buckets)
+    bad = np.flatnonzero(which < 0)
     if bad.size:
-        source, target = sizes[bad[0]]
+        source, target = map(len, examples[bad[0]])
         raise errors.InputError(
             f"example {bad[0]} (counted from 0; {bad.size} such in all) has {source}"
-            f" source and {target} target tokens; allowed are 1 to {limits[-1][0]} and"
-            f" 1 to {limits[-1][1]}, the longest bucket"
+            f" source and {target} target tokens, and no bucket holds both: "
+            f"{list(buckets)}"
         )
-    which = np.maximum(
-        np.searchsorted(limits[:, 0], sizes[:, 0]),
-        np.searchsorted(limits[:, 1], sizes[:, 1]),
-    )
     used = np.unique(which)
     rows = [
-        max(1, tokens_per_batch // int(limits[b, 1]) // multiple_of) * multiple_of
+        max(1, 2 * tokens_per_batch // sum(shapes[b]) // multiple_of) * multiple_of
         for b in used
     ]
     return Plan(
         members=tuple(np.flatnonzero(which == bucket) for bucket in used),
-        lengths=tuple((int(limits[b, 0]), int(limits[b, 1])) for b in used),
+        lengths=tuple(shapes[b] for b in used),
         num_rows=tuple(rows),
     )
 
@@ -308,7 +348,7 @@ def epoch_batches(
 def training_batches(
     examples: Examples,
     tokens_per_batch: int,
-    buckets: Sequence[int | tuple[int, int]],
+    buckets: Buckets,
     seed: int,
     position: Position = Position(),
     multiple_of: int = 1,

@@ -1,6 +1,7 @@
 """Batches: few shapes, every row once, and the same order after a restart."""
 
 import collections
+import inspect
 import itertools
 
 import numpy as np
@@ -163,6 +164,27 @@ def test_source_and_target_may_have_their_own_buckets():
     plan = batches.plan_batches(examples, 16, [(4, 4), (32, 8)])
     assert plan.lengths == ((4, 4), (32, 8))
     assert [members.tolist() for members in plan.members] == [[2], [0, 1]]
+    # As many positions a batch, of both sides together.
+    assert plan.num_rows == (4, 1)
+
+
+def test_each_example_goes_to_the_smallest_bucket_that_holds_it():
+    """Long sources with short targets beside rows of equal sides, in any order."""
+    buckets = [(32, 4), (8, 8), (4, 4), (16, 16)]
+    sizes = [(30, 4), (8, 5), (4, 4), (5, 4), (9, 3), (9, 16), (32, 5), (0, 3), (33, 1)]
+    examples = [([1] * source, [1] * target) for source, target in sizes]
+    which = batches.which_bucket(examples, buckets)
+    assert which.tolist() == [0, 1, 2, 1, 3, 3, -1, -1, -1]
+    assert batches.source_lengths(buckets) == (4, 8, 16, 32)
+    assert batches.source_lengths((4, 8)) == (4, 8)
+
+
+@pytest.mark.parametrize(
+    "buckets", [((4, 4), 8), ((4,),), ((4, 0),), ((4, 4), (4, 4)), ((1, 2, 3),)]
+)
+def test_wrong_pairs_of_lengths_are_refused(buckets):
+    with pytest.raises(errors.InputError, match="length buckets .* are wrong"):
+        inspect.unwrap(batches.bucket_shapes)(buckets)
 
 
 def test_examples_that_fit_nowhere_are_named():
