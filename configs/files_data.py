@@ -8,6 +8,9 @@ A `.tsv` file has a source, a tab and a target in each line, or a header that na
 columns (`--config.header`); a `.jsonl` file has an object in each line. Expected: all
 pairs in DIR/{train,validation,test}.jsonl, DIR/spiece.model, and DIR/data.json with the
 counts, those of held-out sources that stand in the training split among them.
+
+Several tasks for one model: prepare each with one tokenizer and a prefix of its own,
+then name their files here, with `--config.apart`, and that tokenizer.
 """
 
 import ml_collections
@@ -27,6 +30,7 @@ def get_config() -> ml_collections.ConfigDict:
             header=False,  # the first line of a TSV file names its columns
             max_source=0,  # characters; 0: any length; longer pairs are left out
             max_target=0,
+            apart=False,  # leave out training pairs with a held-out source or target
             shorten=False,  # cut long sources to their leading whole sentences instead
             num_pieces=7900,  # without the sentinels
             tokenizer="",  # a folder or spiece.model to copy; empty: train num_pieces

@@ -125,7 +125,7 @@ def _files(
     config: ml_collections.ConfigDict, lists: pathlib.Path
 ) -> tuple[Splits, Counts]:
     del lists
-    return _limited(
+    splits, counts = _limited(
         config,
         {
             name: [
@@ -138,6 +138,21 @@ def _files(
             for name in debian.SPLITS
         },
     )
+    if config.apart:
+        held_out = {
+            debian.fold(text)
+            for name in ("validation", "test")
+            for pair in splits[name]
+            for text in (pair.source, pair.target)
+        }
+        before = len(splits["train"])
+        splits["train"] = [
+            pair
+            for pair in splits["train"]
+            if not {debian.fold(pair.source), debian.fold(pair.target)} & held_out
+        ]
+        counts["train"]["left_out_held_out"] = before - len(splits["train"])
+    return splits, counts
 
 
 def _shards(given: str, setting: str) -> list[str]:
