@@ -202,6 +202,15 @@ def test_files(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "decided on train: left_out_long_source 50" in printed
     assert "sources_also_in_train 1" in printed
+    # Held-out texts, whatever their dress, are not learnt from where that is asked for.
+    apart = [*given, "--config.apart", f"--config.tokenizer={out}"]
+    assert _run(None, tmp_path / "apart", files_data, *apart) == 0
+    kept = _read(tmp_path / "apart")
+    left_out = [row for row in splits["train"] if row.target == "Word 1."]
+    assert len(left_out) == 1
+    assert kept["train"] == [row for row in splits["train"] if row not in left_out]
+    assert kept["test"] == splits["test"]
+    assert "left_out_held_out 1" in capsys.readouterr().out
     # The tokenizer of that run, for data with a header and other names.
     (tmp_path / "h.tsv").write_text("n\ta\tb\n1\told\tOld.\n")
     again = tmp_path / "again"
