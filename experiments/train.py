@@ -22,6 +22,7 @@ from experiments import (
     build,
     command,
     teacher,
+    train_card,
     train_data,
     train_log,
     train_settings,
@@ -46,7 +47,8 @@ def train(
         config: see `configs/repair_target.py`.
         workdir: receives `manifest.json`, `train.jsonl` (a line per logged step and per
             evaluation), `tensorboard/` if asked for, `checkpoints/`, `metrics.json`
-            (the last evaluation) and, at the end, `export/`.
+            (the last evaluation) and, at the end, `export/`: the model, its tokenizer
+            and a card, with curves where the extra `plots` is installed.
         show: prints a line.
 
     Returns:
@@ -164,7 +166,7 @@ def train(
     if evaluation:
         command.write_json(workdir / "metrics.json", evaluation)
     if config.export.which == "last":
-        export(config, state.model, workdir)
+        export(config, state.model, workdir, number)
     else:
         number = export_saved(config, workdir)
     show(f"exported step {number} to {workdir / 'export'}")
@@ -247,9 +249,19 @@ def decode_scores(
 
 
 def export(
-    config: ml_collections.ConfigDict, model: t5.T5, workdir: pathlib.Path
+    config: ml_collections.ConfigDict,
+    model: t5.T5,
+    workdir: pathlib.Path,
+    number: int,
 ) -> None:
-    """Writes `workdir/export`: a Hugging Face directory of the model and tokenizer."""
+    """Writes `workdir/export`: a Hugging Face directory, with a card.
+
+    Args:
+        config: of the run.
+        model: its weights.
+        workdir: of the run.
+        number: of the step that they are of.
+    """
     target = workdir / "export"
     target.mkdir(parents=True, exist_ok=True)
     for name in tokenizer.FILES:
@@ -257,6 +269,7 @@ def export(
         if path.is_file():
             shutil.copy(path, target)
     t5_weights.save_t5(model, target, dtype=train_settings.STORED[config.export.dtype])
+    train_card.write_card(workdir, model, number)
 
 
 def export_saved(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
@@ -284,7 +297,7 @@ def export_saved(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> in
         raise errors.InputError(f"no checkpoint in {folder}")
     own = train_data.fingerprint_tokenizer(pathlib.Path(config.data.folder))
     train_state.check_same_files(restored.config, {"tokenizer": own}, workdir)
-    export(config, restored.state.model, workdir)
+    export(config, restored.state.model, workdir, restored.step)
     return restored.step
 
 

@@ -430,11 +430,10 @@ def load_tokenizer(directory: str | pathlib.Path) -> Tokenizer:
         if not isinstance(settings, dict):
             raise errors.InputError(f"{settings_path} is not a JSON object")
     num_sentinels = settings.get("extra_ids")
-    whole = isinstance(num_sentinels, int) and not isinstance(num_sentinels, bool)
-    if num_sentinels is not None and not (whole and num_sentinels >= 0):
+    # type: a bool is an int to isinstance.
+    if type(num_sentinels) not in (int, type(None)) or (num_sentinels or 0) < 0:
         raise errors.InputError(
-            f"{settings_path} has extra_ids {num_sentinels!r}; it must be a whole "
-            "number, at least 0"
+            f"{settings_path} has extra_ids {num_sentinels!r}; it must be 0 or more"
         )
     if str(settings.get("tokenizer_class", "")).startswith("ByT5Tokenizer"):
         return ByteTokenizer(125 if num_sentinels is None else num_sentinels)

@@ -47,6 +47,9 @@ def test_from_data_to_export(folder, tmp_path):
     ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
     assert tokenizer.load_tokenizer(tmp_path / "export").vocab_size == 205
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "8 steps" in card and f"| {metrics['validation_nll']:.4g} |" in card
+    assert "![loss" in card and (tmp_path / "export" / "curves.svg").is_file()
 
     # Done: nothing more happens, and the newest checkpoint is exported as it is.
     (tmp_path / "export" / "model.safetensors").unlink()

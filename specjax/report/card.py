@@ -1,0 +1,95 @@
+"""A model's card: what it is, how it was trained and what it came to, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Settings = Mapping[str, Any]
+
+_SHAPE = (
+    "d_model",
+    "d_kv",
+    "num_heads",
+    "d_ff",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "vocab_size",
+)
+
+
+def markdown(
+    title: str,
+    shape: Settings,
+    parameters: int,
+    manifest: Settings,
+    lines: Sequence[Mapping[str, int | float]],
+    step: int,
+    picture: str | None = None,
+) -> str:
+    """The card of a trained model.
+
+    Args:
+        title: its heading.
+        shape: of the model: the fields of `T5Config`.
+        parameters: how many the model has.
+        manifest: the run's `manifest.json`.
+        lines: of the run's `train.jsonl`.
+        step: whose weights they are.
+        picture: file of the curves beside the card; None: there is none.
+    """
+    config, effective = manifest["config"], manifest["effective"]
+    scores = [own for own in lines if "loss" not in own and own["step"] <= step]
+    parts = [f"# {title}", _shape(shape, parameters), _recipe(config, effective, step)]
+    if scores:
+        parts.append(_scores(scores[-1]))
+    if picture:
+        parts.append(f"![loss and learning rate by step]({picture})")
+    parts.append(_origin(manifest))
+    return "\n\n".join(parts) + "\n"
+
+
+def _shape(shape: Settings, parameters: int) -> str:
+    kept = ", ".join(f"{name} {shape[name]}" for name in _SHAPE)
+    return f"**Model**: T5 of {parameters:,} parameters: {kept}."
+
+
+def _recipe(config: Settings, effective: Settings, step: int) -> str:
+    own, data = config["optimizer"], config["data"]
+    text = (
+        f"**Recipe**: {step:,} steps of {data['tokens_per_batch']:,} positions "
+        f"(padding included, the mean of both sides), {own.get('name', 'adamw')}, peak "
+        f"learning rate {own['learning_rate']:g}, schedule {own['schedule']}, dropout "
+        f"{config['model'].get('dropout_rate', 0.0):g}, started from "
+        f"{config['init']}; {effective['train_rows']:,} training pairs"
+    )
+    dropped = sum(effective["too_long"].values())
+    if dropped:
+        text += f" ({dropped:,} longer ones left out)"
+    distill = config["distill"]
+    if distill["target"]:
+        shares = ", ".join(
+            f"{name} {distill['texts'][name]:g}"
+            for name in ("truth", "target", "draft")
+            if distill["texts"][name]
+        )
+        text += (
+            f". Distilled from {distill['target']} by {distill['name']} on texts of: "
+            f"{shares}"
+        )
+    return f"{text}."
+
+
+def _scores(line: Mapping[str, int | float]) -> str:
+    rows = "".join(
+        f"| {name} | {line[name]:.4g} |\n" for name in line if name != "step"
+    )
+    head = (
+        f"**Held out**, at step {line['step']:,}:\n\n| metric | value |\n|---|---:|\n"
+    )
+    return (head + rows).rstrip("\n")
+
+
+def _origin(manifest: Settings) -> str:
+    versions = ", ".join(f"{n} {v}" for n, v in manifest["versions"].items())
+    return f"Made by `{manifest['command']}` with {versions}."
