@@ -411,9 +411,6 @@ def load_tokenizer(directory: str | pathlib.Path) -> Tokenizer:
             `tokenizer_class` is ByT5Tokenizer. `extra_ids` in the latter file is the
             number of sentinels; otherwise 100, or 125 for bytes.
 
-    Returns:
-        The tokenizer.
-
     Raises:
         InputError: neither file is there, or one cannot be read.
     """
