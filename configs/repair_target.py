@@ -80,6 +80,7 @@ def get_config() -> ml_collections.ConfigDict:
                 draft_temperature=1.0,
                 # Shares of the steps that learn on the training file's texts, on what
                 # the target writes at that moment, and on what the draft writes.
+                # These two at a temperature; 0: greedily.
                 texts=dict(truth=1.0, target=0.0, draft=0.0, temperature=1.0),
             ),
             export=dict(which="last", dtype="float16"),  # last or best checkpoint

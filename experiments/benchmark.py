@@ -45,6 +45,12 @@ def main(
     build.row_keys(config.seed, config.batch_size)
     shape = t5_config.T5Config.preset(config.model)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
+    if not isinstance(config.fed, list | tuple) or not all(
+        type(count) is int for count in config.fed
+    ):
+        raise errors.InputError(
+            f"config.fed is {config.fed!r}: whole numbers of tokens, such as 4,8"
+        )
     fed = sorted({1, *config.fed})
     if min(fed) < 1 or max(fed) >= config.max_length:
         raise errors.InputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -31,8 +31,9 @@ DRAFTERS: Mapping[str, Callable[[t5.T5 | None], Drafter]] = {
 }
 NEEDS_MODEL = ("model",)
 VERIFIERS: Mapping[str, Verifier] = {"token": token_verify, "block": block_verify}
-# Weights, config and tokenizer; not a card beside them.
-_CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".model", ".bin")
+# What is read of a checkpoint, and not a card or other settings beside it.
+_WEIGHTS = (".safetensors", ".bin", ".model")
+_BESIDE = ("config.json", "tokenizer_config.json", "model.safetensors.index.json")
 DTYPES: Mapping[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 Entry = TypeVar("Entry")
@@ -49,6 +50,34 @@ def named(table: Mapping[str, Entry], name: str, setting: str) -> Entry:
             f"config.{setting} is {name!r}: it must be one of {', '.join(table)}"
         )
     return table[name]
+
+
+def names(
+    config: ml_collections.ConfigDict, setting: str, known: Iterable[str]
+) -> list[str]:
+    """The names that a setting lists, one or more; a string may hold several.
+
+    Args:
+        config: the settings.
+        setting: of them.
+        known: which names there are.
+
+    Raises:
+        InputError: it lists none, or one that is not known.
+    """
+    given, known = config[setting], tuple(known)
+    entries = [given] if isinstance(given, str) else given
+    wanted = f"it takes some of {', '.join(known)}"
+    if not isinstance(entries, list | tuple) or not entries:
+        raise errors.InputError(f"config.{setting} is {given!r}: {wanted}")
+    found = []
+    for entry in entries:
+        for name in entry.split(",") if isinstance(entry, str) else [entry]:
+            name = name.strip() if isinstance(name, str) else name
+            if name not in known:
+                raise errors.InputError(f"config.{setting} has {name!r}: {wanted}")
+            found.append(name)
+    return found
 
 
 def check_settings(
@@ -125,7 +154,7 @@ def fingerprint(folder: pathlib.Path) -> str:
     """
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        if path.suffix in _CHECKPOINT_SUFFIXES:
+        if path.suffix in _WEIGHTS or path.name in _BESIDE:
             with open(path, "rb") as file:
                 own = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.name} {own}\n".encode())

@@ -55,7 +55,7 @@ def main(
     console = Console()
     workdir.mkdir(parents=True, exist_ok=True)
     # What an earlier run has written must not stand beside this one's settings.
-    for name in ("metrics.json", "decodes.jsonl"):
+    for name in ("metrics.json", "decodes.jsonl", "decodes.jsonl.partial"):
         (workdir / name).unlink(missing_ok=True)
     tallies = {mode.name: compare.Tally() for mode in modes}
     # The costs are those of the bucket that holds the most lines.
@@ -132,11 +132,15 @@ def build_modes(
         "greedy": compare.Mode("greedy", greedy, None, gamma or 1),
         "sampled": compare.Mode("sampled", sampled, draft, gamma or 1),
     }
-    if not config.runs:
-        raise errors.InputError("config.runs is empty: greedy, sampled or both")
-    names = [name.strip() for entry in config.runs for name in entry.split(",")]
-    for name in names:
-        build.named(known, name, "runs")
+    names = build.names(config, "runs", known)
+    own = config.sampling
+    if "sampled" not in names and (
+        own.temperature not in (None, 1.0) or own.top_k or own.top_p
+    ):
+        raise errors.InputError(
+            "config.sampling is set and config.runs has no sampled run: greedy tokens "
+            "are not drawn; leave it out or add sampled"
+        )
     if config.sampling.temperature == 0 and len(set(names)) > 1:
         raise errors.InputError(
             "config.sampling.temperature is 0, which is the greedy run once more: "

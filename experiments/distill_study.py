@@ -57,21 +57,12 @@ def main(
     known.train = config.get("train", {})  # which checks its own
     build.check_settings(config, known)
     build.positive(config, "gamma")
-    for name in config.divergences:
-        if name not in distill.NAMES:
-            raise errors.InputError(
-                f"config.divergences has {name!r}: known are {', '.join(distill.NAMES)}"
-            )
-    for name in config.writers:
-        build.named(WRITERS, name, "writers")
+    divergences = build.names(config, "divergences", distill.NAMES)
+    writers = build.names(config, "writers", WRITERS)
     if not config.train.distill.target:
         raise errors.InputError("config.train.distill.target is empty: name the target")
-    cells = [
-        (divergence, writer)
-        for writer in config.writers
-        for divergence in config.divergences
-    ]
-    check_all_is_read(config)
+    cells = [(divergence, writer) for writer in writers for divergence in divergences]
+    check_all_is_read(config, divergences, writers)
     runs = {cell: run_config(config, *cell) for cell in cells}
     for own in runs.values():
         train_settings.check(own)
@@ -107,19 +98,37 @@ def run_config(
     return own
 
 
-def check_all_is_read(config: ml_collections.ConfigDict) -> None:
-    """Refuses a setting of the divergences that none of the study's reads.
+def check_all_is_read(
+    config: ml_collections.ConfigDict, divergences: list[str], writers: list[str]
+) -> None:
+    """Refuses a setting of the runs that the study sets itself, or that none reads.
+
+    Args:
+        config: the settings.
+        divergences: of the study.
+        writers: of the study.
 
     Raises:
         InputError: naming the setting.
     """
-    unread = set.intersection(*(set(distill.unread(n)) for n in config.divergences))
+    unread = set.intersection(*(set(distill.unread(name)) for name in divergences))
     given, default = config.train.distill, distill.Divergence()
-    for name in sorted(unread):
-        if given[name] != getattr(default, name):
+    wanted = {name: (getattr(default, name), "divergences") for name in unread}
+    wanted["name"] = (default.name, "divergences")
+    mixture = texts.Mixture()
+    wanted |= {
+        f"texts.{name}": (getattr(mixture, name), "writers") for name in texts.WRITERS
+    }
+    if set(writers) == {"truth"}:
+        wanted["texts.temperature"] = (mixture.temperature, "writers")
+    for name, (value, setting) in sorted(wanted.items()):
+        own = given
+        for part in name.split("."):
+            own = own[part]
+        if own != value:
             raise errors.InputError(
-                f"config.train.distill.{name} is {given[name]}, which none of "
-                f"config.divergences reads: leave it at {getattr(default, name)}"
+                f"config.train.distill.{name} is {own}, which none of the runs reads: "
+                f"leave it at {value}; config.{setting} says what they do"
             )
 
 
@@ -161,6 +170,7 @@ def settings_of(config: ml_collections.ConfigDict, gamma: int) -> dict[str, Any]
     return settings | {
         "config.gamma": gamma,
         "the target's fingerprint": build.fingerprint(folder),
+        "the data's fingerprint": train_data.fingerprint_files(config),
     }
 
 

@@ -76,7 +76,10 @@ def main(
             written = baseline.tokens_by_row(parts, outputs, len(rows[chosen]))
             for source, output in zip(sources[chosen], written, strict=True):
                 ended = baseline.finished(output, tokenizer.eos_id)
-                pair = pairs.Pair(source, tokenizer.decode(output), ended)
+                text = tokenizer.decode(output)
+                # Cut within a character: its first bytes are no text.
+                text = text if ended else text.rstrip("\ufffd")
+                pair = pairs.Pair(source, text, ended)
                 file.write(pairs.to_json(pair) + "\n")
             file.flush()
             bar.advance(task, len(written))

@@ -45,6 +45,8 @@ def _repair(
 ) -> tuple[Splits, Counts]:
     if config.copies < 1:
         raise errors.InputError(f"config.copies is {config.copies}: at least 1")
+    if not 0 <= config.typo_rate <= 1:
+        raise errors.InputError(f"config.typo_rate is {config.typo_rate}: from 0 to 1")
     records = debian_lists.read_lists(debian_lists.fetch_lists(lists, ("en",))["en"])
     texts: dict[str, list[str]] = {name: [] for name in debian.SPLITS}
     for text in debian.sentences(
@@ -125,12 +127,19 @@ def _files(
     config: ml_collections.ConfigDict, lists: pathlib.Path
 ) -> tuple[Splits, Counts]:
     del lists
+    files = {name: _shards(config[name], name) for name in debian.SPLITS}
+    for name in ("validation", "test"):
+        for path in sorted({*files["train"]} & {*files[name]}):
+            raise errors.InputError(
+                f"config.train and config.{name} both name {path}: what is held out "
+                "is not learnt from"
+            )
     splits, counts = _limited(
         config,
         {
             name: [
                 pair
-                for path in _shards(config[name], name)
+                for path in files[name]
                 for pair in pairs.load_pairs(
                     path, config.source_key, config.target_key, header=config.header
                 )
@@ -159,10 +168,16 @@ def _shards(given: str, setting: str) -> list[str]:
     """The files behind comma-separated names and patterns."""
     paths: list[str] = []
     for name in filter(None, (part.strip() for part in given.split(","))):
-        found = sorted(glob.glob(str(pathlib.Path(name).expanduser()), recursive=True))
+        path = str(pathlib.Path(name).expanduser())
+        # A name that is a file is no pattern, whatever characters it has.
+        found = (
+            [path]
+            if pathlib.Path(path).is_file()
+            else sorted(glob.glob(path, recursive=True))
+        )
         if not found:
             raise errors.InputError(f"config.{setting} names {name!r}: no such file")
-        paths += found
+        paths += [own for own in found if own not in paths]
     if not paths:
         raise errors.InputError(
             f"config.{setting} is empty: name .tsv or .jsonl files, with commas between"
@@ -239,7 +254,20 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> dict[st
         )
     build.check_settings(config, CONFIGS[config.task].get_config())
     build.row_keys(config.seed, 1)
+    if not config.tokenizer:
+        build.positive(config, "num_pieces")
+    for name in ("max_source", "max_target", "limit"):
+        if config.get(name, 0) < 0:
+            raise errors.InputError(
+                f"config.{name} is {config[name]}: at least 0 (any)"
+            )
+    if config.get("shorten") and not config.max_source:
+        raise errors.InputError(
+            "config.shorten is set and config.max_source 0: name the length"
+        )
     workdir.mkdir(parents=True, exist_ok=True)
+    # Until all is written, no record of an earlier call may speak for it.
+    (workdir / "data.json").unlink(missing_ok=True)
     given = config.get("lists")
     lists = pathlib.Path(given) if given else workdir / "lists"
     if config.tokenizer:
@@ -248,8 +276,8 @@ def prepare(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> dict[st
     for name, rows in splits.items():
         if not rows:
             raise errors.InputError(
-                f"the {name} split of {config.task} is empty: the limits on length of"
-                " this config leave nothing of its data"
+                f"the {name} split of {config.task} is empty: the limits on length, and"
+                " config.apart where it is set, leave nothing of its data"
             )
     for name, rows in splits.items():
         rows[:] = [

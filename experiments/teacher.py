@@ -155,5 +155,6 @@ def divergence(config: ml_collections.ConfigDict) -> distill.Divergence:
 
 
 def mixture(config: ml_collections.ConfigDict) -> texts.Mixture:
-    """The mixture from ``config.distill.texts``."""
-    return texts.Mixture(**config.distill.texts)
+    """The mixture from ``config.distill.texts``, whose temperature 0 is greedy."""
+    own = config.distill.texts.to_dict()
+    return texts.Mixture(**own | {"temperature": own["temperature"] or None})

@@ -84,6 +84,7 @@ def train(
     manifest = command.manifest(
         config,
         first_step=first,
+        starts=train_log.starts(workdir, first),
         train_rows=len(data.train),
         validation_rows=len(data.sources),
         too_long=data.dropped,
@@ -162,9 +163,11 @@ def train(
                 log(evaluation)
             save(number, state, scores)
             aside += time.monotonic() - paused
-    evaluation = evaluation or train_log.last_evaluation(workdir)
+    path = workdir / "metrics.json"
+    if not evaluation and not path.is_file():  # lost since the run has ended
+        evaluation = train_log.last_evaluation(workdir)
     if evaluation:
-        command.write_json(workdir / "metrics.json", evaluation)
+        command.write_json(path, evaluation)
     if config.export.which == "last":
         export(config, state.model, workdir, number)
     else:
@@ -292,7 +295,14 @@ def export_saved(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> in
                 f"no checkpoint in {folder} was saved with {best.metric}: take another "
                 "config.best, or config.export.which=last"
             )
-    restored = checkpoints.restore(folder, train_state.template(config), step=number)
+    restored = checkpoints.restore(
+        folder,
+        train_state.template(config),
+        step=number,
+        check=lambda saved: train_state.check_same_run(
+            config, saved, workdir, lambda line: None
+        ),
+    )
     if restored is None:
         raise errors.InputError(f"no checkpoint in {folder}")
     own = train_data.fingerprint_tokenizer(pathlib.Path(config.data.folder))
@@ -402,7 +412,7 @@ def main(
     config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
 ) -> None:
     """Runs the command."""
-    if config.distill.target:
+    if config.get("distill", {}).get("target"):
         raise errors.InputError(
             "config.distill.target is set: python -m experiments.distill trains a "
             "draft against a target"

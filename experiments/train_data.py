@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from experiments import train_settings
+from experiments import build, train_settings
 from specjax import errors
 from specjax.data import batches, pairs, tokenizer
 from specjax.training import step
@@ -30,7 +30,7 @@ class Data:
         references: their targets as text.
         pieces: the tokenizer.
         dropped: by file, how many examples were too long.
-        fingerprints: SHA-256 of the training examples and of the tokenizer.
+        fingerprints: SHA-256 of the examples and of the tokenizer.
     """
 
     train: list[Example]
@@ -118,6 +118,7 @@ def load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) ->
         dropped=dropped,
         fingerprints={
             "training examples": _fingerprint([example for example, _ in train]),
+            "held-out examples": _fingerprint(rows),
             "tokenizer": fingerprint_tokenizer(folder),
         },
     )
@@ -183,6 +184,18 @@ def _fingerprint(examples: Sequence[Example]) -> str:
     for sides in examples:
         for ids in sides:
             digest.update(np.array([len(ids), *ids], np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def fingerprint_files(config: ml_collections.ConfigDict) -> str:
+    """SHA-256 of all that a run reads: its files, and the model that it starts from."""
+    folder = pathlib.Path(config.data.folder)
+    digest = hashlib.sha256(fingerprint_tokenizer(folder).encode())
+    for name in ("train", "validation"):
+        path = pathlib.Path(config.data[name] or folder / f"{name}.jsonl")
+        digest.update(path.read_bytes() if path.is_file() else b"")
+    if config.init not in train_settings.INITS:
+        digest.update(build.fingerprint(pathlib.Path(config.init)).encode())
     return digest.hexdigest()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shlex
 import sys
 import time
 import warnings
@@ -72,10 +73,35 @@ def open_log(
 
 def last_evaluation(workdir: pathlib.Path) -> Line:
     """The last line of scores that a run has logged; empty: there is none."""
-    path = workdir / "train.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    scores = [line for line in map(json.loads, lines) if "loss" not in line]
+    scores = [line for line in read_lines(workdir) if "loss" not in line]
     return scores[-1] if scores else {}
+
+
+def read_lines(workdir: pathlib.Path) -> list[Line]:
+    """The lines of a run's log, but for one that was cut short; none: []."""
+    path = workdir / "train.jsonl"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [own for own in found if isinstance(own, dict) and "step" in own]
+
+
+def starts(workdir: pathlib.Path, first: int) -> list[dict[str, Any]]:
+    """How the run was begun, and gone on with: step and command of each time.
+
+    Args:
+        workdir: of the run; an earlier start has left its manifest there.
+        first: the step before the first one that is taken now.
+    """
+    before: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        text = (workdir / "manifest.json").read_text(encoding="utf-8")
+        before = json.loads(text)["effective"]["starts"]
+    # What a later start has gone back behind is no part of these weights.
+    kept = [own for own in before if own["step"] < first]
+    return [*kept, {"step": first, "command": shlex.join(sys.argv)}]
 
 
 def averages(

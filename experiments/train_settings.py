@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 
 import jax.numpy as jnp
@@ -81,8 +82,10 @@ def check(config: ml_collections.ConfigDict) -> None:
         raise errors.InputError(
             f"config.label_smoothing is {config.label_smoothing}: in [0, 1)"
         )
-    if not config.z_loss >= 0:
-        raise errors.InputError(f"config.z_loss is {config.z_loss}: at least 0")
+    if not 0 <= config.z_loss < math.inf:
+        raise errors.InputError(
+            f"config.z_loss is {config.z_loss}: a number, at least 0"
+        )
     model_config(config)
     _check_evaluation(config)
     optimizer.check_optimizer(optimizer_config(config), "config.optimizer")
@@ -93,7 +96,8 @@ def check(config: ml_collections.ConfigDict) -> None:
             f"config.data.folder is {config.data.folder!r}: name the folder that "
             "holds train.jsonl, validation.jsonl and the tokenizer"
         )
-    if config.init not in INITS and not pathlib.Path(config.init).is_dir():
+    own = config.init in INITS or (config.init and pathlib.Path(config.init).is_dir())
+    if not own:
         raise errors.InputError(
             f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
             "directory of a trained model"
@@ -122,6 +126,7 @@ def _check_distillation(config: ml_collections.ConfigDict) -> None:
         ("config.init=target", config.init == "target"),
         ("config.model.encoder_width", config.model.get("encoder_width") is not None),
         ("config.distill.texts", mixture.truth != 1),
+        ("config.distill", teacher.divergence(config) != distill.Divergence()),
     ):
         if needs_target:
             raise errors.InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -103,19 +104,30 @@ def restore(
     restored = checkpoints.restore(
         workdir / "checkpoints",
         template(config),
-        check=lambda saved: _check_same_run(config, saved, workdir, show),
+        check=lambda saved: check_same_run(config, saved, workdir, show),
     )
     if restored is not None:
         show(f"resumed at step {restored.step} of {config.optimizer.steps}")
     return restored
 
 
-def _check_same_run(
+def check_same_run(
     config: ml_collections.ConfigDict,
     settings: dict[str, Any],
     workdir: pathlib.Path,
     show: Callable[[str], None],
 ) -> None:
+    """Refuses settings that make another run, and shows those of the optimizer.
+
+    Args:
+        config: the settings now.
+        settings: those saved beside the run's checkpoint.
+        workdir: of the run.
+        show: prints a line.
+
+    Raises:
+        errors.InputError: naming the first setting that differs.
+    """
     # What a run from before a setting was made did, is what the setting is as shipped.
     default = flat(repair_target.get_config().to_dict()) | {
         f"{section}.{field.name}": field.default
@@ -146,7 +158,7 @@ def flat(settings: dict[str, Any], path: str = "") -> dict[str, Any]:
         if isinstance(value, dict):
             found |= flat(value, f"{path}{name}.")
         else:
-            found[path + name] = list(value) if isinstance(value, tuple) else value
+            found[path + name] = json.loads(json.dumps(value))  # tuples: lists
     return found
 
 
@@ -166,8 +178,8 @@ def check_same_files(
     before = saved.get("fingerprints", {})
     for name, own in fingerprints.items():
         if before.get(name, own) != own:
+            kind = "other" if name.endswith("s") else "another"
             raise errors.InputError(
-                f"{workdir} holds a run with another {name.removesuffix('s')}: the "
-                f"files have changed since; put the old {name} back or take another "
-                "--workdir"
+                f"{workdir} holds a run with {kind} {name}: the files have changed "
+                f"since; put the old {name} back or take another --workdir"
             )

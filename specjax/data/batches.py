@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -210,16 +211,18 @@ def bucket_shapes(buckets: Buckets) -> tuple[tuple[int, int], ...]:
     Raises:
         InputError: they are neither, or one is below 1 or stands twice.
     """
-    pairs = [not isinstance(bucket, int) for bucket in buckets]
-    if not any(pairs):
-        lengths = check_buckets(buckets)  # type: ignore[arg-type]
-        return tuple((length, length) for length in lengths)
-    if not all(pairs) or any(len(bucket) != 2 for bucket in buckets):  # type: ignore[arg-type]
-        raise errors.InputError(
-            f"length buckets {list(buckets)} are wrong: all numbers, or all pairs of a "
-            "source's and a target's length"
-        )
-    shapes = tuple((int(source), int(target)) for source, target in buckets)  # type: ignore[misc]
+    # What a command line gives may be anything.
+    listed: Sequence[Any] = buckets if isinstance(buckets, list | tuple) else [buckets]
+    if all(type(bucket) is int for bucket in listed):
+        return tuple((length, length) for length in check_buckets(listed))
+    for bucket in listed:
+        pair = bucket if isinstance(bucket, list | tuple) else ()
+        if [type(length) for length in pair] != [int, int]:
+            raise errors.InputError(
+                f"length buckets {buckets!r} are wrong: all whole numbers, or all "
+                "pairs of a source's and a target's length"
+            )
+    shapes = tuple((source, target) for source, target in listed)
     if min(map(min, shapes)) < 1 or len(set(shapes)) < len(shapes):
         raise errors.InputError(
             f"length buckets {list(buckets)} are wrong: lengths must be positive, and "

@@ -22,6 +22,7 @@ def markdown(
     title: str,
     shape: Settings,
     parameters: int,
+    optimizer: Settings,
     manifest: Settings,
     lines: Sequence[Mapping[str, int | float]],
     step: int,
@@ -33,6 +34,7 @@ def markdown(
         title: its heading.
         shape: of the model: the fields of `T5Config`.
         parameters: how many the model has.
+        optimizer: the fields of `OptimizerConfig`.
         manifest: the run's `manifest.json`.
         lines: of the run's `train.jsonl`.
         step: whose weights they are.
@@ -40,13 +42,15 @@ def markdown(
     """
     config, effective = manifest["config"], manifest["effective"]
     scores = [own for own in lines if "loss" not in own and own["step"] <= step]
-    parts = [f"# {title}", _shape(shape, parameters), _recipe(config, effective, step)]
+    recipe = _recipe(shape, optimizer, config, effective, step)
+    parts = [f"# {title}", _shape(shape, parameters), recipe]
+    parts.append(_starts(effective).rstrip())
     if scores:
         parts.append(_scores(scores[-1]))
     if picture:
         parts.append(f"![loss and learning rate by step]({picture})")
     parts.append(_origin(manifest))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _shape(shape: Settings, parameters: int) -> str:
@@ -54,13 +58,15 @@ def _shape(shape: Settings, parameters: int) -> str:
     return f"**Model**: T5 of {parameters:,} parameters: {kept}."
 
 
-def _recipe(config: Settings, effective: Settings, step: int) -> str:
-    own, data = config["optimizer"], config["data"]
+def _recipe(
+    shape: Settings, own: Settings, config: Settings, effective: Settings, step: int
+) -> str:
+    data = config["data"]
     text = (
         f"**Recipe**: {step:,} steps of {data['tokens_per_batch']:,} positions "
-        f"(padding included, the mean of both sides), {own.get('name', 'adamw')}, peak "
+        f"(padding included, the mean of both sides), {own['name']}, peak "
         f"learning rate {own['learning_rate']:g}, schedule {own['schedule']}, dropout "
-        f"{config['model'].get('dropout_rate', 0.0):g}, started from "
+        f"{shape['dropout_rate']:g}, started from "
         f"{config['init']}; {effective['train_rows']:,} training pairs"
     )
     dropped = sum(effective["too_long"].values())
@@ -78,6 +84,17 @@ def _recipe(config: Settings, effective: Settings, step: int) -> str:
             f"{shares}"
         )
     return f"{text}."
+
+
+def _starts(effective: Settings) -> str:
+    """Of a run that was gone on with, and perhaps otherwise than it began."""
+    starts = effective.get("starts", ())
+    if len(starts) < 2:
+        return ""
+    lines = "".join(
+        f"- from step {own['step']:,}: `{own['command']}`\n" for own in starts
+    )
+    return f"The settings above are those of the last of several starts:\n\n{lines}"
 
 
 def _scores(line: Mapping[str, int | float]) -> str:

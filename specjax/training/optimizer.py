@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -90,6 +91,9 @@ def check_optimizer(config: OptimizerConfig, name: str) -> None:
             raise errors.InputError(
                 f"{name}.{field} is {getattr(config, field)}: at least {least}"
             )
+    for field in ("learning_rate", "weight_decay"):
+        if getattr(config, field) == math.inf:
+            raise errors.InputError(f"{name}.{field} is inf: it must be a number")
     for field in ("learning_rate", "clip"):
         if not getattr(config, field) > 0:
             raise errors.InputError(

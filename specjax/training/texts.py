@@ -9,6 +9,7 @@ the draft's own ("on-policy") show it the consequences of its errors (Agarwal et
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -63,10 +64,10 @@ def check_mixture(mixture: Mixture, name: str) -> None:
             f"{name}: the shares of {', '.join(WRITERS)} add up to "
             f"{sum(shares.values()):g}, not to 1"
         )
-    if mixture.temperature is not None and not mixture.temperature > 0:
+    if mixture.temperature is not None and not 0 < mixture.temperature < math.inf:
         raise errors.InputError(
-            f"{name}.temperature is {mixture.temperature}: above 0, or None for greedy "
-            "texts"
+            f"{name}.temperature is {mixture.temperature}: a number above 0; greedy "
+            "texts have None, in a config 0"
         )
     if mixture.truth == 1 and mixture.temperature != Mixture.temperature:
         raise errors.InputError(

@@ -180,7 +180,20 @@ def test_each_example_goes_to_the_smallest_bucket_that_holds_it():
 
 
 @pytest.mark.parametrize(
-    "buckets", [((4, 4), 8), ((4,),), ((4, 0),), ((4, 4), (4, 4)), ((1, 2, 3),)]
+    "buckets",
+    [
+        ((4, 4), 8),
+        ((4,),),
+        ((4, 0),),
+        ((4, 4), (4, 4)),
+        ((1, 2, 3),),
+        ((4.5, 8),),
+        (None,),
+        None,
+        1.5,
+        ("ab",),
+        (True, 4),
+    ],
 )
 def test_wrong_pairs_of_lengths_are_refused(buckets):
     with pytest.raises(errors.InputError, match="length buckets .* are wrong"):

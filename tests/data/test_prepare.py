@@ -216,7 +216,9 @@ def test_files(tmp_path, capsys):
     again = tmp_path / "again"
     (again).mkdir()
     (again / "tokenizer_config.json").write_text("left by another run")
-    named = [f"--config.{name}={tmp_path}/h.tsv" for name in debian.SPLITS]
+    (tmp_path / "t[1].tsv").write_text("n\ta\tb\n1\tolder\tOlder.\n")
+    files = dict.fromkeys(debian.SPLITS, "h.tsv") | {"train": "t[1].tsv"}
+    named = [f"--config.{name}={tmp_path}/{file}" for name, file in files.items()]
     named += ["--config.header", "--config.source_key=a", "--config.target_key=b"]
     for source in (out, out / "spiece.model"):
         assert (
@@ -226,6 +228,19 @@ def test_files(tmp_path, capsys):
         assert model == (out / "spiece.model").read_bytes()
         assert sorted(path.name for path in again.glob("*token*")) == []
     assert _read(again)["test"] == [pairs.Pair("old", "Old.")]
+    # Named twice, by itself and by a pattern, a file counts once.
+    twice = (
+        f"--config.train={tmp_path}/t[1].tsv,{tmp_path}/t*.tsv,{tmp_path}/t[[]1].tsv"
+    )
+    source = f"--config.tokenizer={out}"
+    run = [*named[1:], "--config.header", "--config.source_key=a", source]
+    (tmp_path / "train2.tsv").unlink()
+    run += ["--config.target_key=b", twice]
+    assert _run(None, tmp_path / "twice", files_data, *run) == 0
+    assert len(_read(tmp_path / "twice")["train"]) == 1
+    shared = f"--config.train={tmp_path}/*.tsv"
+    assert _run(None, tmp_path / "shared", files_data, *run, shared) == 2
+    assert "config.train and config.validation both name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,9 @@ SETTINGS = {
     "verifier=best": "config.verifier is 'best': it must be one of token, block",
     "dtype=float16": "config.dtype is 'float16': it must be one of float32, bfloat16",
     "dtype=float64": "config.dtype is 'float64'",
-    "runs=beam": "config.runs is 'beam': it must be one of greedy, sampled",
-    "runs=()": "config.runs is empty",
+    "runs=beam": "config.runs has 'beam': it takes some of greedy, sampled",
+    "runs=()": "config.runs is (): it takes some of greedy, sampled",
+    "runs=5,5": "config.runs has 5: it takes some of greedy, sampled",
     "seed=-1": "config.seed is -1",
     "seed=4294967296": "config.seed is 4294967296",
     "max_length=1": "config.max_length is 1: at least 2",
@@ -207,12 +208,13 @@ def test_what_was_written_stays(folders, tmp_path, monkeypatch):
     with pairs.costs_are():
         run = pairs.run_decode(folders, tmp_path, "--config.runs=greedy")
     assert run.code == 130 and "what was written stays" in run.err
-    assert [line["input"] for line in run.decodes] == list(pairs.LINES[:2])
+    written = run.read("decodes.jsonl.partial")
+    assert [line["input"] for line in written] == list(pairs.LINES[:2])
     assert run.effective["gamma"] == {"greedy": pairs.GAMMA}
     assert not (tmp_path / "metrics.json").exists()
     # A later mistake in the flags touches nothing.
     assert pairs.run_decode(folders, tmp_path, "--config.gamma=0").code == 2
-    assert len(run.decodes) == 2
+    assert run.read("decodes.jsonl.partial") == written
 
 
 def test_names_are_looked_up_with_their_setting():

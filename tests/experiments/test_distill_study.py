@@ -1,6 +1,7 @@
 """A study runs every pair of divergence and texts once, and goes on where it was."""
 
 import json
+import pathlib
 
 import jax
 import pytest
@@ -66,6 +67,12 @@ def test_every_pair_is_measured_once(config, tmp_path, monkeypatch):
         with pytest.raises(errors.InputError, match=message):
             distill_study.main(other, tmp_path, None)
     assert json.loads((tmp_path / "metrics.json").read_text()) == rows
+    train_file = pathlib.Path(config.train.data.folder) / "train.jsonl"
+    content = train_file.read_text()
+    train_file.write_text(content.partition("\n")[2])
+    with pytest.raises(errors.InputError, match="with the data's fingerprint = "):
+        distill_study.main(config, tmp_path, None)
+    train_file.write_text(content)
     target = t5_weights.load_t5(config.train.distill.target)
     target.head[...] = 1.01 * target.head[...]
     t5_weights.save_t5(target, config.train.distill.target)
@@ -100,12 +107,20 @@ def test_what_is_measured_is_what_is_exported(config, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("divergences", ("jsd", "kl"), "config.divergences has 'kl': known are forw"),
-        ("writers", ("people",), "config.writers is 'people': it must be one of truth"),
+        (
+            "divergences",
+            ("jsd", "kl"),
+            "config.divergences has 'kl': it takes some of f",
+        ),
+        ("writers", ("people",), "config.writers has 'people': it takes some of truth"),
+        ("divergences", (), r"config.divergences is \(\): it takes some of"),
+        ("writers", (), r"config.writers is \(\): it takes some of truth"),
+        ("train.distill.name", "jsd", "config.train.distill.name is jsd, which none"),
+        ("train.distill.texts.target", 1.0, "distill.texts.target is 1.0, which none"),
         ("gamma", 0, "config.gamma is 0"),
         ("train.distill.target", "", "config.train.distill.target is empty"),
         ("train.distill.beta", 2.0, "config.distill.beta is 2.0"),
-        ("train.distill.decay", 2.0, "which none of config.divergences reads: leave"),
+        ("train.distill.decay", 2.0, "which none of the runs reads: leave it at 3.0"),
     ],
 )
 def test_settings_that_mean_nothing(config, tmp_path, name, value, message):

@@ -177,7 +177,7 @@ def test_dictionary_reads_the_training_pairs(folder):
 
 
 SETTINGS = {
-    "init": ("mimetik", "config.init is 'mimetik'"),
+    "init": ("", "config.init is ''"),
     "data.folder": ("nowhere", "config.data.folder is 'nowhere'"),
     "data.validation_rows": (0, "config.data.validation_rows is 0: at least 1"),
     "data.buckets": ((32, 16), r"config.data.buckets: length buckets \[32, 16\] a"),
@@ -186,11 +186,12 @@ SETTINGS = {
     "checkpoint_every": (0, "config.checkpoint_every is 0"),
     "keep": (0, "config.keep is 0"),
     "accumulate": (0, "config.accumulate is 0"),
-    "z_loss": (-1.0, "config.z_loss is -1.0: at least 0"),
+    "z_loss": (-1.0, "config.z_loss is -1.0: a number, at least 0"),
     "compute_dtype": ("float16", "config.compute_dtype is 'float16'"),
     "decode_every": (-1, "config.decode_every is -1"),
     "evaluate.rows": (0, "config.evaluate.rows is 0"),
     "evaluate.max_length": (1, "config.evaluate.max_length is 1"),
+    "optimizer.weight_decay": (float("inf"), "config.optimizer.weight_decay is inf"),
     "best": ("nll", "config.best is 'nll': a metric, validation_nll"),
     "export.which": ("newest", "config.export.which is 'newest': last or best"),
     "seed": (-1, "config.seed is -1"),
@@ -203,10 +204,9 @@ SETTINGS = {
     "optimizer.nesterov": (True, "config.optimizer has no setting nesterov"),
     "model.depth": (3, "config.model has no setting depth"),
     "distill.name": ("kl", "config.distill.name is 'kl'"),
-    "distill.draft_temperature": (
-        float("inf"),
-        "config.distill.draft_temperature is i",
-    ),
+    "distill.target_temperature": (float("inf"), "distill.target_temperature is inf"),
+    "distill.draft_temperature": (2.0, "config.distill is set and config.distill.tar"),
+    "distill.beta": (0.3, "distill.beta is 0.3, and .* forward_kl does not read it"),
     "distill.decay": (2.0, "distill.decay is 2.0, and .* forward_kl does not read it"),
     "distill.texts.temperature": (0.5, "texts.temperature is 0.5 and .* no model wr"),
     "distill.target": ("nowhere", "config.distill.target is 'nowhere': no such"),

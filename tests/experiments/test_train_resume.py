@@ -255,23 +255,63 @@ def test_a_line_of_the_log_averages_the_same_steps_after_a_stop(folder, tmp_path
 
 
 def test_another_tokenizer_is_not_exported_with_the_model(folder, tmp_path):
-    config = tiny_config(folder)
+    data = tmp_path / "data"
+    shutil.copytree(folder, data)
+    config = tiny_config(data)
     config.optimizer.update(steps=2, decay_steps=1)
     train.train(config, tmp_path / "run", show=quiet)
-    other = tmp_path / "other"
-    shutil.copytree(folder, other)
-    tokenizer.train_sentencepiece(pairs.TEXTS, 105, other / "spiece.model")
-    config.data.folder = str(other)
+    tokenizer.train_sentencepiece(pairs.TEXTS, 105, data / "spiece.model")
     with pytest.raises(errors.InputError, match="holds a run with another tokenizer"):
         train.export_saved(config, tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["training examples", "tokenizer"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("activation", "relu"), ("d_kv", 8), ("scaled_head", True)]
+)
+def test_weights_are_not_exported_as_another_model(folder, tmp_path, name, value):
+    config = tiny_config(folder)
+    state = train_state.initial_state(config, [])
+    checkpoints.save(tmp_path / "checkpoints", 1, state, config.to_dict())
+    other = tiny_config(folder)
+    with other.unlocked():
+        other.model[name] = value
+    with pytest.raises(
+        errors.InputError, match=f"holds a run with config.model.{name}"
+    ):
+        train.export_saved(other, tmp_path)
+    # Without the manifest of the run there is a model, and no card.
+    with pytest.warns(UserWarning, match="the export has no card"):
+        assert train.export_saved(config, tmp_path) == 1
+    assert (tmp_path / "export" / "model.safetensors").is_file()
+
+
+def test_a_run_with_buckets_in_pairs_goes_on(folder, tmp_path):
+    """Also where the settings have been through JSON, which knows no tuples."""
+    config = tiny_config(folder)
+    config.data.buckets = ((8, 32), (32, 32))
+    config.optimizer.update(steps=2, schedule="inverse_sqrt", decay_steps=300)
+    train.train(config, tmp_path, show=quiet)
+    config.optimizer.steps = 4
+    said: list[str] = []
+    train.train(config, tmp_path, show=said.append)
+    assert "resumed at step 2 of 4" in said
+    assert [number for number, _ in losses(tmp_path)] == [1, 2, 3, 4]
+    # The card names both starts, and a line that was cut short spoils nothing.
+    log = tmp_path / "train.jsonl"
+    log.write_text(log.read_text()[:-20])
+    assert train.export_saved(config, tmp_path) == 4
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "- from step 0: `" in card and "- from step 2: `" in card
+
+
+@pytest.mark.parametrize(
+    "name", ["other training examples", "other held-out examples", "another tokenizer"]
+)
 def test_other_data_under_the_same_name_is_refused(folder, tmp_path, name):
     config = tiny_config(folder)
     state = train_state.initial_state(config, [])
-    saved = config.to_dict() | {"fingerprints": {name: "of another"}}
+    kind = name.partition(" ")[2]
+    saved = config.to_dict() | {"fingerprints": {kind: "of another"}}
     checkpoints.save(tmp_path / "checkpoints", 1, state, saved)
-    message = f"holds a run with another {name.removesuffix('s')}"
-    with pytest.raises(errors.InputError, match=message):
+    with pytest.raises(errors.InputError, match=f"holds a run with {name}"):
         train.train(config, tmp_path, show=quiet)

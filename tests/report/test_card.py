@@ -5,6 +5,7 @@ import dataclasses
 from configs import repair_target
 from specjax.models import t5_config
 from specjax.report import card
+from specjax.training import optimizer
 
 LINES = [
     {"step": 10, "loss": 3.0},
@@ -13,17 +14,24 @@ LINES = [
 ]
 
 
-def card_of(step=10, picture=None, **changes) -> str:
+def card_of(step=10, picture=None, starts=(), **changes) -> str:
     config = repair_target.get_config()
     config.update_from_flattened_dict(changes)
     manifest = {
         "config": config.to_dict(),
-        "effective": {"train_rows": 1234, "too_long": {"a": 2, "b": 0}},
+        "effective": {
+            "train_rows": 1234,
+            "too_long": {"a": 2, "b": 0},
+            "starts": starts,
+        },
         "versions": {"jax": "1.2.3"},
         "command": "train --config=x",
     }
     shape = dataclasses.asdict(t5_config.T5Config(**config.model))
-    return card.markdown("a target", shape, 9_000_000, manifest, LINES, step, picture)
+    own = dataclasses.asdict(optimizer.OptimizerConfig(**config.optimizer))
+    return card.markdown(
+        "a target", shape, 9_000_000, own, manifest, LINES, step, picture
+    )
 
 
 def test_what_it_says():
@@ -44,6 +52,12 @@ def test_what_it_says():
 def test_scores_are_those_of_the_weights():
     assert "| validation_nll | 1.5 |" in card_of(step=20)
     assert "Held out" not in card_of(step=5)
+
+
+def test_every_start_of_a_run_is_named():
+    starts = [{"step": 0, "command": "train"}, {"step": 8, "command": "train --a=1"}]
+    assert "- from step 8: `train --a=1`\n" in card_of(starts=starts)
+    assert "from step" not in card_of(starts=starts[:1])
 
 
 def test_a_draft_and_its_curves():

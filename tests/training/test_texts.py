@@ -99,7 +99,7 @@ def test_another_step_draws_other_texts_and_the_same_step_the_same():
     [
         (dict(truth=0.5), "add up to 0.5, not to 1"),
         (dict(truth=1.5, draft=-0.5), "m.truth is 1.5: from 0 to 1"),
-        (dict(temperature=0.0), "m.temperature is 0.0: above 0"),
+        (dict(temperature=0.0), "m.temperature is 0.0: a number above 0"),
         (dict(temperature=0.5), "m.temperature is 0.5 and m.truth 1: no model writes"),
         (dict(temperature=None), "m.temperature is None and m.truth 1: no model wri"),
     ],
