@@ -21,7 +21,13 @@ from specjax.drafters.ngram import NgramDrafter
 from specjax.models import shared_encoder, t5, t5_weights
 from specjax.pair import dead_from
 from specjax.sampling import Sampling, check_sampling
-from specjax.verify import Verifier, block_verify, token_verify
+from specjax.verify import (
+    Verifier,
+    block_verify,
+    coupled_verify,
+    exact_match_verify,
+    token_verify,
+)
 
 # A drafter is made from the draft model, which is loaded only where the table says so.
 # A draft model that shares the target's encoder is one like any other: "model".
@@ -30,7 +36,12 @@ DRAFTERS: Mapping[str, Callable[[t5.T5 | None], Drafter]] = {
     "ngram": lambda _: NgramDrafter(),
 }
 NEEDS_MODEL = ("model",)
-VERIFIERS: Mapping[str, Verifier] = {"token": token_verify, "block": block_verify}
+VERIFIERS: Mapping[str, Verifier] = {
+    "token": token_verify,
+    "block": block_verify,
+    "exact_match": exact_match_verify,
+    "coupled": coupled_verify,
+}
 # What is read of a checkpoint, and not a card or other settings beside it.
 _WEIGHTS = (".safetensors", ".bin", ".model")
 _BESIDE = ("config.json", "tokenizer_config.json", "model.safetensors.index.json")

@@ -9,6 +9,7 @@ from specjax.decoding import (
 )
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NgramDrafter
+from specjax.drafters.tree import TreeDrafter
 from specjax.errors import InputError
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
@@ -28,6 +29,7 @@ __all__ = [
     "Sampling",
     "T5",
     "T5Config",
+    "TreeDrafter",
     "Verifier",
     "autoregressive_generate",
     "block_verify",

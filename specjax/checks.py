@@ -184,6 +184,15 @@ def _check_trees(drafter: Drafter, verifier: Verifier, sampling: Sampling) -> No
             f"{verifier.rule.__name__} judges chains: use a verifier of trees, or "
             "decode greedily"
         )
+    if not drafter.trees or verifier.siblings is None or sampling.greedy:
+        return
+    drawn = getattr(drafter, "siblings", None)
+    if drawn not in verifier.siblings:
+        raise InputError(
+            f"{type(drafter).__name__} has siblings={drawn!r} and the verifier "
+            f"{verifier.rule.__name__} is exact for {' or '.join(verifier.siblings)}: "
+            "draft them so, or use another verifier"
+        )
 
 
 def check_speculation(
@@ -219,7 +228,9 @@ def check_speculation(
             f"gamma is {gamma}: the draft length must be a whole number >= 1 (plain "
             "decoding is autoregressive_generate)"
         )
-    if verifier.needs_law and not drafter.has_law:
+    # Greedily every lossless rule becomes equality of ids, and reads no law.
+    by_id = sampling.greedy and verifier.lossless
+    if verifier.needs_law and not drafter.has_law and not by_id:
         raise InputError(
             f"the verifier {verifier.rule.__name__} reads the draft's law and "
             f"{type(drafter).__name__} has none: use a verifier with needs_law=False"

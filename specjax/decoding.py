@@ -394,6 +394,8 @@ def speculative_step(
         verdict = jax.vmap(verifier.rule, in_axes=(0, 0, 0, None))(
             verify_noise, block, scored, verifier.params
         )
+        if verdict.path is not None:  # rules know no more than that it fits the tree
+            verdict = verdict.replace(path=verdict.path[:, :gamma])
     if state.trace is not None:
         state = state.replace(trace=record(state.trace, state, block, law, verdict))
     features = output.features
@@ -411,6 +413,7 @@ def speculative_step(
         length=state.length,
         num_accepted=verdict.num_accepted,
         features=features,
+        path=verdict.path,
     )
     return state.replace(draft_state=drafter.commit(state.draft_state, committed))
 

@@ -180,6 +180,25 @@ def draw(key: Key[Array, ""], weights: Float[Array, " V"]) -> Int[Array, ""]:
     return jnp.min(jnp.where(fastest, ids, weights.shape[0] - 1))
 
 
+def draw_distinct(
+    key: Key[Array, ""], weights: Float[Array, " V"], count: int
+) -> Int[Array, " K"]:
+    """The first ids whose clocks ring in `draw`: drawn without replacement, in order.
+
+    The first is what `draw` gives. Where fewer than `count` ids have weight, what
+    follows them was not drawn: ids of weight 0.
+
+    Args:
+        key: one key for all of them.
+        weights: as in `draw`.
+        count: how many ids (static), at most V.
+    """
+    tiny = jnp.finfo(jnp.float32).tiny
+    uniform = jax.random.uniform(key, weights.shape, jnp.float32, minval=tiny)
+    # Of equals the lower id comes first, as in `draw`.
+    return jax.lax.top_k(weights / -jnp.log(uniform), count)[1].astype(jnp.int32)
+
+
 def draw_law(key: Key[Array, ""], law: Law, row: int, vocab_size: int) -> Array:
     """Draws from one row of a sequence's laws; a one-hot law needs no random bits."""
     if law.ids is not None and law.ids.shape[-1] == 1:

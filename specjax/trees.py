@@ -7,8 +7,53 @@ chain has ``parents[i] = i - 1``. All functions are for one sequence; callers vm
 
 from __future__ import annotations
 
+import itertools
+
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
+
+from specjax.errors import InputError
+
+
+def check_parents(parents: tuple[int, ...]) -> None:
+    """Refuses what is no tree, or one whose nodes do not stand level by level.
+
+    Args:
+        parents: of each node, -1 at the root.
+
+    Raises:
+        InputError: naming the first node that is wrong.
+    """
+    if len(parents) < 2 or parents[0] != -1:
+        raise InputError(
+            f"parents is {parents}: node 0 is the root, with parent -1, and at least "
+            "one node stands below it"
+        )
+    for node, (before, parent) in enumerate(itertools.pairwise(parents), start=1):
+        if not 0 <= parent < node:
+            raise InputError(
+                f"parents[{node}] is {parent}: a node stands below one of those before "
+                f"it, 0 to {node - 1}"
+            )
+        if parent < before:
+            raise InputError(
+                f"parents[{node}] is {parent}, after {before}: nodes are numbered "
+                "level by level, and siblings side by side, so parents never fall"
+            )
+
+
+def levels(parents: tuple[int, ...]) -> tuple[range, ...]:
+    """The nodes of each depth, the root first.
+
+    Args:
+        parents: that `check_parents` has let pass.
+    """
+    found, first = [range(0, 1)], 1
+    while first < len(parents):
+        last = sum(parent < first for parent in parents)
+        found.append(range(first, last))
+        first = last
+    return tuple(found)
 
 
 def ancestors(parents: Int[Array, " M"]) -> Bool[Array, "M M"]:

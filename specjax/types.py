@@ -18,6 +18,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int, Key
 
+# How the children of a tree's node are drawn: independently of one another; so, and in
+# chains that part at the root alone; without replacement, in the order of their nodes;
+# or chosen, with no draw at all.
+SIBLINGS = ("independent", "paths", "distinct", "chosen")
+
 
 @struct.dataclass
 class Law:

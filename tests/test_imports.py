@@ -25,9 +25,9 @@ METRICS = (*DECODING, "theory", "metrics")
 ALLOWED = {
     "errors": (),
     "types": ("errors",),
-    "trees": (),
+    "trees": ("errors",),
     "sampling": BASE,
-    "verify": ARRAYS,
+    "verify": (*ARRAYS, "verify"),
     "theory": (),
     "models": (*BASE, "models"),
     "drafters": DRAFTING,

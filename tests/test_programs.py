@@ -24,7 +24,7 @@ from specjax import (
     speculative_generate,
     token_verify,
 )
-from specjax.verify import token_rule
+from specjax.verify import coupled_verify, token_rule
 from tests.helpers import (
     HashModel,
     hash_pair,
@@ -32,7 +32,6 @@ from tests.helpers import (
     ragged_sources,
     row_keys,
 )
-from tests.test_coupled import COUPLED
 
 ROWS, WIDTH = 3, 8
 TARGET, DRAFT = hash_pair()
@@ -191,7 +190,7 @@ def test_no_key_is_used_twice(name):
             autoregressive_generate(TARGET, inputs, mask, keys, max_length=8)
             return
         drafter = NgramDrafter() if name == "ngram" else ModelDrafter(DRAFT)
-        verifiers = {"token": token_verify, "coupled": COUPLED}
+        verifiers = {"token": token_verify, "coupled": coupled_verify}
         speculative_generate(
             TARGET,
             drafter,

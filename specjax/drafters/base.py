@@ -25,12 +25,14 @@ class Committed:
         num_accepted: ``int32[B]`` drafted tokens that stood.
         features: one ``[B, G + 1, D]`` per tap, of the tokens that the target was fed
             (last committed, d_1 .. d_G); the first ``num_accepted + 1`` are valid.
+        path: ``int32[B, G]`` nodes of a tree that stood; None: a chain's own order.
     """
 
     tokens: Int[Array, "B L"]
     length: Int[Array, " B"]
     num_accepted: Int[Array, " B"]
     features: tuple[jax.Array, ...] = ()
+    path: Int[Array, "B G"] | None = None
 
 
 class Drafter(Protocol):
@@ -49,6 +51,8 @@ class Drafter(Protocol):
     def trees(self) -> bool:
         """Whether blocks are trees, with `parents`; else chains."""
         ...
+
+    # A drafter of trees has also `siblings`, one of `types.SIBLINGS`.
 
     def nodes(self, gamma: int) -> int:
         """N: drafted tokens of a block, none of them deeper than `gamma`."""

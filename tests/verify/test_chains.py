@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import block_verify, token_verify, verify
+from specjax import block_verify, token_verify
 from specjax.types import DraftBlock, Law, Noise
-from specjax.verify import Scored, block_rule, greedy_rule, token_rule
+from specjax.verify import Scored, block_rule, chain, greedy_rule, token_rule
 from tests.helpers import (
     chi_square_p,
     quick_compile,  # noqa: F401
@@ -54,7 +54,7 @@ def compiled(rule, forced: bool):
         with pytest.MonkeyPatch.context() as patch:
             if forced:
                 full = lambda _, gamma: jnp.full(gamma, uniform)  # noqa: E731
-                patch.setattr(verify, "_uniforms", full)
+                patch.setattr(chain, "uniforms", full)
             return rule(noise, block, scored, None)
 
     return run
@@ -303,7 +303,7 @@ def test_the_same_inputs_give_the_same_verdict(rule):
 
 def test_every_test_has_its_own_uniform():
     noises = Noise(keys=row_keys(0, 20), start=jnp.zeros(20, jnp.int32))
-    uniforms = jax.vmap(lambda noise: verify._uniforms(noise, 8))(noises)
+    uniforms = jax.vmap(lambda noise: chain.uniforms(noise, 8))(noises)
     assert len(np.unique(uniforms)) == 160
     assert 0 <= uniforms.min() and uniforms.max() < 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,13 +10,11 @@ from specjax import (
     ModelDrafter,
     NgramDrafter,
     Sampling,
-    Verifier,
     autoregressive_generate,
     speculative_generate,
     token_verify,
 )
-from specjax.sampling import draw
-from specjax.verify import VerifyOutput
+from specjax.verify import coupled_verify
 from tests.helpers import (
     ChainModel,
     hash_pair,
@@ -29,18 +26,6 @@ from tests.helpers import (
 ROWS, LENGTH = 5, 24
 
 
-def coupled_rule(noise, block, scored, params):
-    """Draws each position's own token; a draft stands where it is that token."""
-    gamma, vocab_size = block.tokens.shape[0], scored.logits.shape[-1]
-    laws = scored.law.dense(vocab_size)
-    keys = jax.vmap(lambda i: noise.key(i, i + 1))(jnp.arange(gamma + 1))
-    own = jax.vmap(draw)(keys, laws)
-    equal = (own[:gamma] == block.tokens) & (jnp.arange(gamma) < block.length)
-    accepted = jnp.sum(jnp.cumprod(equal.astype(jnp.int32)))
-    return VerifyOutput(num_accepted=accepted, next_token=own[accepted])
-
-
-COUPLED = Verifier(coupled_rule, needs_law=False, noise="position")
 TARGET, DRAFT = hash_pair()
 
 
@@ -96,7 +81,7 @@ def test_equals_the_autoregressive_sample(plain, kind, gamma):
             target,
             drafter,
             *sources(),
-            verifier=COUPLED,
+            verifier=coupled_verify,
             gamma=gamma,
             draft_sampling=on_draft,
             **options(),
