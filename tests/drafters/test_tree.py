@@ -80,7 +80,10 @@ def plain(target, sampling):
     )
 
 
-@pytest.mark.parametrize("siblings", ["distinct", "chosen"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("siblings", ["distinct", pytest.param("chosen", marks=SLOW)])
 def test_coupled_decoding_writes_the_autoregressive_sample(target, draft, siblings):
     """Token for token, at a temperature, with a draft that often errs."""
     output = decode(target, TreeDrafter(draft, TREE, siblings), verify.coupled_verify)
@@ -95,7 +98,14 @@ def test_coupled_decoding_writes_the_autoregressive_sample(target, draft, siblin
     assert (other.tokens != expected.tokens).any()
 
 
-@pytest.mark.parametrize("siblings", ["independent", "distinct", "chosen"])
+@pytest.mark.parametrize(
+    "siblings",
+    [
+        pytest.param("independent", marks=SLOW),
+        "distinct",
+        pytest.param("chosen", marks=SLOW),
+    ],
+)
 def test_greedy_decoding_writes_the_greedy_text(target, draft, siblings):
     drafter = TreeDrafter(draft, TREE, siblings)
     output = decode(target, drafter, token_verify, GREEDY)
@@ -105,6 +115,7 @@ def test_greedy_decoding_writes_the_greedy_text(target, draft, siblings):
     assert (calls < chain).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["coupled", "recursive", "recursive, distinct", "k-seq", "traversal"]
 )
@@ -116,16 +127,8 @@ def test_a_draft_like_the_target_always_stands(target, name):
     assert (output.stats.drafted > 0).all()
 
 
-SLOW = ("coupled, chosen", "recursive", "k-seq", "best path", "exact match")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW))
-        for name in VERIFIERS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VERIFIERS)
 def test_a_row_decodes_alike_alone(target, draft, name):
     verifier, tree, siblings = VERIFIERS[name]
     drafter = TreeDrafter(draft, tree, siblings)

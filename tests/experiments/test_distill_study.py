@@ -80,6 +80,7 @@ def test_every_pair_is_measured_once(config, tmp_path, monkeypatch):
         distill_study.main(config, tmp_path, None)
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_what_is_exported(config, tmp_path, monkeypatch):
     """The best of a run, where that is asked for, and not its last."""
     own = config.train.copy_and_resolve_references()

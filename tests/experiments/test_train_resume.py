@@ -238,6 +238,7 @@ def test_a_longer_run_than_asked_for_is_not_exported_as_the_shorter(folder, tmp_
     assert len(losses(tmp_path)) == 8
 
 
+@pytest.mark.slow
 def test_a_line_of_the_log_averages_the_same_steps_after_a_stop(folder, tmp_path):
     """Checkpoints stand where no line is due."""
     config = tiny_config(folder)
@@ -285,6 +286,7 @@ def test_weights_are_not_exported_as_another_model(folder, tmp_path, name, value
     assert (tmp_path / "export" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_with_buckets_in_pairs_goes_on(folder, tmp_path):
     """Also where the settings have been through JSON, which knows no tuples."""
     config = tiny_config(folder)

@@ -49,7 +49,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("pair", range(len(TARGETS)))
+@pytest.mark.parametrize("pair", [0, pytest.param(1, marks=SLOW)])
 @pytest.mark.parametrize("name", RULES)
 def test_the_law_is_the_targets(name, pair):
     verifier, tree, how = RULES[name]
@@ -127,7 +127,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+QUICK = ("without residual", "independent as distinct", "accept then residual")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[SLOW] * (name not in QUICK)) for name in WRONG]
+)
 def test_wrong_twins_are_caught(name):
     verifier, tree, how = WRONG[name]
     found = []
