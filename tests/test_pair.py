@@ -48,6 +48,7 @@ def test_generate(folders, pair):
     assert pair.num_tokens == pairs.KNOWN
 
 
+@pytest.mark.slow
 def test_another_drafter_and_a_prefix(pair):
     copying = dataclasses.replace(pair, drafter=NgramDrafter())
     plain = pair.generate(LINES[:1], gamma=3, **OPTIONS)
@@ -60,6 +61,7 @@ def test_another_drafter_and_a_prefix(pair):
     assert again.texts == [pair.tokenizer.decode(rest)]
 
 
+@pytest.mark.slow
 def test_seeds_and_sampling(pair):
     def sampled(seed):
         return pair.generate(LINES, seed=seed, sampling=Sampling(), gamma=3, **OPTIONS)

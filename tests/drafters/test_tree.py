@@ -98,14 +98,8 @@ def test_coupled_decoding_writes_the_autoregressive_sample(target, draft, siblin
     assert (other.tokens != expected.tokens).any()
 
 
-@pytest.mark.parametrize(
-    "siblings",
-    [
-        pytest.param("independent", marks=SLOW),
-        "distinct",
-        pytest.param("chosen", marks=SLOW),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("siblings", ["independent", "distinct", "chosen"])
 def test_greedy_decoding_writes_the_greedy_text(target, draft, siblings):
     drafter = TreeDrafter(draft, TREE, siblings)
     output = decode(target, drafter, token_verify, GREEDY)

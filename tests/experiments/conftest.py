@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from tests import pairs, tiny_run
+from tests.helpers import quick_compile  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -80,6 +80,7 @@ def test_mixed_texts_resume_bit_for_bit(folder, tmp_path):
     assert writers == {"truth_texts", "target_texts", "draft_texts"}
 
 
+@pytest.mark.slow
 def test_a_draft_without_an_encoder_trains_and_is_saved(folder, tmp_path):
     config = config_of(folder)
     config.model.update(num_encoder_layers=0, encoder_width=16)

@@ -23,6 +23,7 @@ def shared(folders, tmp_path_factory) -> pairs.Folders:
     return dataclasses.replace(folders, draft=folder)
 
 
+@pytest.mark.slow
 def test_it_decodes(shared, decoded, tmp_path):
     with pairs.costs_are():
         run = pairs.run_decode(shared, tmp_path)

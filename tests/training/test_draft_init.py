@@ -153,7 +153,7 @@ SHAPES = {
     )
     | {"encoder_width": 16},
 }
-ONLY_SLOW = ("narrow, deep", "shared, wide")
+ONLY_SLOW = ("narrow, deep", "shared, wide", "wide, one layer")
 
 
 @pytest.mark.parametrize(
