@@ -15,7 +15,8 @@ WORKERS ?= 2
 ARGS ?=
 
 PIP = -m pip --disable-pip-version-check install --quiet
-PYTEST = -m pytest -n $(WORKERS) --durations=20
+# A file stays with one worker, so that each program is compiled once.
+PYTEST = -m pytest -n $(WORKERS) --dist loadfile --durations=20
 QUICK = -m "not slow and not parity"
 
 # Prints the first interpreter of versions $(1), on PATH or among pyenv's, that runs.
