@@ -34,7 +34,7 @@ from experiments import (
 from specjax import errors, metrics
 from specjax.drafters.model import ModelDrafter
 from specjax.models import shared_encoder, t5, t5_weights
-from specjax.report import study
+from specjax.report import plots, study
 from specjax.training import distill, texts
 from specjax.verify import token_verify
 
@@ -66,16 +66,25 @@ def main(
     runs = {cell: run_config(config, *cell) for cell in cells}
     for own in runs.values():
         train_settings.check(own)
-    study.check_plots()
+    plots.check_plots()
     folders = {cell: workdir / "-".join(cell) for cell in cells}
-    done = {cell: finished(folders[cell], own, config) for cell, own in runs.items()}
+    files = fingerprints(config.train)  # the same for all: read once
+    settings = {
+        cell: settings_of(own, config.gamma) | files for cell, own in runs.items()
+    }
+    done = {cell: finished(folders[cell], settings[cell]) for cell in cells}
     workdir.mkdir(parents=True, exist_ok=True)
     command.write_json(workdir / "manifest.json", command.manifest(config))
     console = Console()
     rows: list[dict[str, Any]] = []
     for number, (cell, own) in enumerate(runs.items(), start=1):
         console.print(f"[bold]{number} of {len(runs)}: {' on '.join(cell)}")
-        rows.append(done[cell] or run(cell, own, config.gamma, folders[cell]))
+        row = done[cell]
+        if row is None:
+            row = run(cell, own, config.gamma, folders[cell])
+            content = row | {"settings": settings[cell]}
+            command.write_json(folders[cell] / "study.json", content)
+        rows.append(row)
         command.write_json(workdir / "metrics.json", rows)
     (workdir / "study.md").write_text(study.markdown(rows), encoding="utf-8")
     study.plot(rows, workdir / "study.png")
@@ -132,26 +141,20 @@ def check_all_is_read(
             )
 
 
-def finished(
-    folder: pathlib.Path,
-    config: ml_collections.ConfigDict,
-    study_config: ml_collections.ConfigDict,
-) -> dict[str, Any] | None:
+def finished(folder: pathlib.Path, now: dict[str, Any]) -> dict[str, Any] | None:
     """What an earlier call has measured of a run; None: it is not done.
 
     Args:
         folder: of the run.
-        config: of the run.
-        study_config: of the study.
+        now: what its result depends on.
 
     Raises:
-        InputError: it was measured under other settings.
+        InputError: it was measured under other settings, or on other files.
     """
     path = folder / "study.json"
     if not path.is_file():
         return None
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    now = settings_of(config, study_config.gamma)
     before = result.pop("settings", {})
     for name in sorted(now.keys() | before.keys()):
         if now.get(name) != before.get(name):
@@ -163,12 +166,16 @@ def finished(
 
 
 def settings_of(config: ml_collections.ConfigDict, gamma: int) -> dict[str, Any]:
-    """What a run's result depends on, by whole names, as it comes back from JSON."""
-    folder = build.checkpoint_folder(config.distill.target, "train.distill.target")
+    """Settings that a run's result depends on, by whole names, as JSON has them."""
     flat = train_state.flat(config.to_dict())
     settings = {f"config.train.{name}": value for name, value in flat.items()}
-    return settings | {
-        "config.gamma": gamma,
+    return settings | {"config.gamma": gamma}
+
+
+def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """What the files behind the runs' settings hold."""
+    folder = build.checkpoint_folder(config.distill.target, "train.distill.target")
+    return {
         "the target's fingerprint": build.fingerprint(folder),
         "the data's fingerprint": train_data.fingerprint_files(config),
     }
@@ -199,16 +206,13 @@ def run(
     data = train_data.load_data(config, lambda line: None)
     held_out = master.held_out(config, data)
     divergence, writer = cell
-    result = {
+    return {
         "divergence": divergence,
         "writer": writer,
         "steps": config.optimizer.steps,
         **master.alphas(draft, held_out),
         **block_efficiencies(config, gamma, master, draft, data, held_out),
     }
-    settings = {"settings": settings_of(config, gamma)}
-    command.write_json(folder / "study.json", result | settings)
-    return result
 
 
 def block_efficiencies(

@@ -172,9 +172,7 @@ def draw(key: Key[Array, ""], weights: Float[Array, " V"]) -> Int[Array, ""]:
     """
     # Written for XLA's CPU backend: an argmax there computes all that feeds it element
     # by element, three logarithms included, and took thrice the time of this form.
-    tiny = jnp.finfo(jnp.float32).tiny
-    uniform = jax.random.uniform(key, weights.shape, jnp.float32, minval=tiny)
-    speed = weights / -jnp.log(uniform)
+    speed = _speeds(key, weights)
     fastest = (speed == jnp.max(speed)) & (weights > 0)
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
     return jnp.min(jnp.where(fastest, ids, weights.shape[0] - 1))
@@ -193,10 +191,15 @@ def draw_distinct(
         weights: as in `draw`.
         count: how many ids (static), at most V.
     """
+    # Of equals the lower id comes first, as in `draw`.
+    return jax.lax.top_k(_speeds(key, weights), count)[1].astype(jnp.int32)
+
+
+def _speeds(key: Array, weights: Array) -> Array:
+    """One over the time at which each id's exponential clock rings."""
     tiny = jnp.finfo(jnp.float32).tiny
     uniform = jax.random.uniform(key, weights.shape, jnp.float32, minval=tiny)
-    # Of equals the lower id comes first, as in `draw`.
-    return jax.lax.top_k(weights / -jnp.log(uniform), count)[1].astype(jnp.int32)
+    return weights / -jnp.log(uniform)
 
 
 def draw_law(key: Key[Array, ""], law: Law, row: int, vocab_size: int) -> Array:

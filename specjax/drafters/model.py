@@ -95,21 +95,15 @@ class ModelDrafter:
         ) -> tuple[Array, Array, Law]:
             prefix = Prefix(tokens=buffer, length=(length + depth - 1)[:, None])
             law = sampling.law(fit_vocabulary(logits[:, None], vocab_size), prefix)
-            keys = jax.vmap(lambda row: row.key(depth, depth))(noise)
             chosen = jax.vmap(lambda key, own: draw_law(key, own, 0, vocab_size))(
-                keys, law
+                node_keys(noise, depth, depth), law
             )
             if sampling.controls:  # they read the drafted tokens too
                 buffer = buffer.at[rows, length + depth - 1].set(chosen, mode="drop")
             return chosen, buffer, law
 
-        start = state.cache.length
-        fed = tokens[rows[:, None], start[:, None] + jnp.arange(2)[None]]
-        output, cache = self.model.decode(fed, state.cache, state.encoded)
-        # A row with one token so far feeds a token too many; it gets overwritten.
-        logits = output.logits[rows, length - 1 - start]
+        logits, cache = catch_up(self.model, state, tokens, length)
         token, buffer, law = choose(logits, tokens, 1)
-        cache = cache.replace(length=length)
 
         def step(carry: Any, depth: Array) -> tuple[Any, Any]:
             token, buffer, cache = carry
@@ -133,3 +127,20 @@ class ModelDrafter:
         """Rolls the memory back to all but the last two committed tokens."""
         length = jnp.maximum(committed.length - 2, 0)
         return state.replace(cache=state.cache.replace(length=length))
+
+
+def catch_up(
+    model: EncoderDecoder, state: ModelDraftState, tokens: Array, length: Array
+) -> tuple[Array, Cache]:
+    """Feeds the last two committed tokens: logits after the last, and the memory."""
+    rows, start = jnp.arange(tokens.shape[0]), state.cache.length
+    fed = tokens[rows[:, None], start[:, None] + jnp.arange(2)[None]]
+    output, cache = model.decode(fed, state.cache, state.encoded)
+    assert cache is not None  # only teacher forcing keeps nothing
+    # A row with one token so far feeds a token too many; it gets overwritten.
+    return output.logits[rows, length - 1 - start], cache.replace(length=length)
+
+
+def node_keys(noise: Noise, node: int | Array, depth: int | Array) -> Array:
+    """The key of one drafted node, in every row."""
+    return jax.vmap(lambda row: row.key(node, depth))(noise)

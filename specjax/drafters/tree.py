@@ -13,7 +13,12 @@ from jaxtyping import Array, Bool, Int
 
 from specjax import trees
 from specjax.drafters.base import Committed
-from specjax.drafters.model import ModelDrafter, ModelDraftState
+from specjax.drafters.model import (
+    ModelDrafter,
+    ModelDraftState,
+    catch_up,
+    node_keys,
+)
 from specjax.errors import InputError
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.sampling import Sampling, draw_distinct, draw_law, fit_vocabulary
@@ -101,19 +106,14 @@ class TreeDrafter:
     ) -> tuple[DraftBlock, ModelDraftState]:
         """Runs a pass of the model per level that has one below it."""
         batch, vocab_size = tokens.shape[0], target.vocab_size
-        rows = jnp.arange(batch)
         parents = jnp.broadcast_to(
             jnp.array(self.parents, jnp.int32), (batch, len(self.parents))
         )
         drafted = jnp.zeros((batch, len(self.parents) - 1), jnp.int32)
         laws: list[Law] = []
 
-        # As in a chain: the last two tokens, of which the first may be new to it.
-        start = state.cache.length
-        fed = tokens[rows[:, None], start[:, None] + jnp.arange(2)[None]]
-        output, cache = self.model.decode(fed, state.cache, state.encoded)
-        logits = output.logits[rows, length - 1 - start][:, None]
-        cache = cache.replace(length=length)
+        logits, cache = catch_up(self.model, state, tokens, length)
+        logits = logits[:, None]
         levels = trees.levels(self.parents)
         for depth, (above, level) in enumerate(itertools.pairwise(levels), start=1):
             prefix = None
@@ -156,23 +156,24 @@ class TreeDrafter:
         """Tokens of all nodes below one level, at `depth`, in order, ``[B, n]``."""
         vocab_size = logits.shape[-1]
         chooses = sampling.greedy or not self.has_law
+        if chooses:
+            ranked = sampling.replace(temperature=1.0).law(logits, prefix).probs
         found = []
         for place, node in enumerate(above):
             children = [n for n, parent in enumerate(self.parents) if parent == node]
             if not children:
                 continue
             if chooses:
-                ranked = sampling.replace(temperature=1.0).law(logits, prefix).probs
                 ids = jax.lax.top_k(ranked[:, place], len(children))[1]
                 found.append(ids.astype(jnp.int32))
             elif self.siblings == "distinct":
-                keys = _keys(noise, children[0], depth)
+                keys = node_keys(noise, children[0], depth)
                 draw = functools.partial(draw_distinct, count=len(children))
                 found.append(jax.vmap(draw)(keys, law.probs[:, place]))
             else:
                 draw_one = functools.partial(draw_law, row=place, vocab_size=vocab_size)
                 for child in children:
-                    token = jax.vmap(draw_one)(_keys(noise, child, depth), law)
+                    token = jax.vmap(draw_one)(node_keys(noise, child, depth), law)
                     found.append(token[:, None])
         return jnp.concatenate(found, axis=1)
 
@@ -182,10 +183,4 @@ class TreeDrafter:
         cache = state.cache
         assert committed.path is not None  # this drafts trees
         cache = self.model.keep(cache, cache.length - fed, committed.path)
-        length = jnp.maximum(committed.length - 2, 0)
-        return state.replace(cache=cache.replace(length=length))
-
-
-def _keys(noise: Noise, node: int, depth: int) -> Array:
-    """The key of one node, in every row."""
-    return jax.vmap(lambda row: row.key(node, depth))(noise)
+        return ModelDrafter(self.model).commit(state.replace(cache=cache), committed)

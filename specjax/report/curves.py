@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from specjax.report.study import check_plots
+from specjax.report.plots import COLOURS, check_plots
 
 Line = Mapping[str, int | float]
 
@@ -17,12 +17,8 @@ _ALPHAS = {
     "alpha_sampled": "held out, T = 1",
 }
 _RATES = {"learning_rate": "learning rate"}
-# Told apart by people with any colour vision (Okabe and Ito), and by their marks.
-_STYLES = (
-    {"color": "#0072B2", "marker": ""},
-    {"color": "#D55E00", "marker": "o"},
-    {"color": "#009E73", "marker": "s"},
-)
+# The first of a panel is a point per line of the log: too many to mark.
+_SHAPES = ("", "o", "s")
 
 
 def plot(lines: Sequence[Line], path: pathlib.Path) -> None:
@@ -48,13 +44,14 @@ def plot(lines: Sequence[Line], path: pathlib.Path) -> None:
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (names, label) in zip(axes, panels, strict=True):
-        for style, (name, title) in zip(_STYLES, names.items(), strict=False):
+        styles = zip(COLOURS, _SHAPES, names.items(), strict=False)
+        for colour, shape, (name, title) in styles:
             points = [(own["step"], own[name]) for own in lines if name in own]
             if points:
-                marker = style["marker"] or ("." if len(points) < 3 else "")
+                marker = shape or ("." if len(points) < 3 else "")
                 axis.plot(
                     *zip(*points, strict=True),
-                    color=style["color"],
+                    color=colour,
                     marker=marker,
                     markersize=4,
                     linewidth=1.2,

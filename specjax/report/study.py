@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specjax.errors import InputError
+from specjax.report.plots import COLOURS, check_plots
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,16 +21,8 @@ _COLUMNS = (
     ("tokens per call greedy", "tokens_per_call_greedy", "{:.2f}"),
     ("tokens per call T=1", "tokens_per_call_sampled", "{:.2f}"),
 )
-# Told apart by people with any colour vision (Okabe and Ito), and by their shape.
-_MARKS = (
-    ("#0072B2", "o"),
-    ("#D55E00", "s"),
-    ("#009E73", "^"),
-    ("#CC79A7", "D"),
-    ("#E69F00", "v"),
-    ("#56B4E9", "P"),
-    ("#000000", "X"),
-)
+# A divergence keeps its colour and its shape.
+_SHAPES = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def _cells(row: Row) -> list[str]:
@@ -63,17 +55,6 @@ def markdown(rows: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def check_plots() -> None:
-    """Raises InputError where no picture can be drawn."""
-    try:
-        import matplotlib  # noqa: F401, ICN001
-    except ImportError as error:
-        raise InputError(
-            f"{error.name} is not installed: pip install 'specjax[plots]' brings what "
-            "draws the picture"
-        ) from error
-
-
 def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
     """Draws alpha of each run, greedy and at T = 1, by the writer of its texts.
 
@@ -93,15 +74,15 @@ def plot(rows: Sequence[Row], path: pathlib.Path) -> None:
     axes = figure.subplots(1, 2, sharey=True)
     for axis, way in zip(axes, ("greedy", "sampled"), strict=True):
         for at, name in enumerate(names):
-            colour, mark = _MARKS[at % len(_MARKS)]
+            place = at % len(COLOURS)
             own = [row for row in rows if row["divergence"] == name]
             # Side by side, so that equal values do not hide each other.
             shift = (at - (len(names) - 1) / 2) * 0.1
             axis.plot(
                 [writers.index(row["writer"]) + shift for row in own],
                 [row[f"alpha_{way}"] for row in own],
-                mark,
-                color=colour,
+                _SHAPES[place],
+                color=COLOURS[place],
                 label=name.replace("_", " "),
             )
         axis.set_xticks(range(len(writers)), writers)

@@ -10,7 +10,7 @@ from the draft row of its parent and is judged against its parent's target row.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax import trees
 from specjax.errors import InputError
+from specjax.sampling import draw
 from specjax.types import DraftBlock, Law, Noise
 
 
@@ -79,10 +80,12 @@ class Verifier:
 
 
 def greedy_rule(best: Int[Array, " T"], block: DraftBlock, gamma: int) -> VerifyOutput:
-    """What every lossless rule becomes when the target's laws are point masses.
+    """Keeps what equals the target's own token after the token above it.
+
+    What every lossless rule becomes when the target's laws are point masses.
 
     Args:
-        best: the target's id after each fed token.
+        best: the target's own id after each fed token.
         block: the drafted tokens, a chain or a tree.
         gamma: the deepest draft.
     """
@@ -92,8 +95,7 @@ def greedy_rule(best: Int[Array, " T"], block: DraftBlock, gamma: int) -> Verify
         path, length = trees.follow(block.parents, chosen, gamma)
         at = jnp.where(length > 0, path[jnp.maximum(length - 1, 0)], 0)
         return VerifyOutput(num_accepted=length, next_token=best[at], path=path)
-    accepted = (block.tokens == best[:gamma]) & real_nodes(block)
-    num_accepted = jnp.sum(jnp.cumprod(accepted, dtype=jnp.int32))
+    num_accepted = first_failure(block.tokens == best[:gamma], block)
     return VerifyOutput(num_accepted=num_accepted, next_token=best[num_accepted])
 
 
@@ -108,6 +110,25 @@ def uniforms(noise: Noise, gamma: int) -> Array:
 
 def real_nodes(block: DraftBlock) -> Array:
     return jnp.arange(block.tokens.shape[0]) < block.length
+
+
+def first_failure(accepted: Array, block: DraftBlock) -> Array:
+    """How many tokens of a chain stand before the first that does not."""
+    return jnp.sum(jnp.cumprod(accepted & real_nodes(block), dtype=jnp.int32))
+
+
+def after_rejection(
+    mass: Float[Array, "*N"], passing: Float[Array, "*N"]
+) -> Float[Array, "*N"]:
+    """Chance that a prefix stands, given that no longer one did.
+
+    Args:
+        mass: of the residual [passing p - q]+ after the prefix.
+        passing: the chance before: its capped joint ratio.
+    """
+    room = mass + 1.0 - passing
+    # No room: a rejection had probability 0, up to rounding.
+    return jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
 
 
 def pad_one(values: Array) -> Array:
@@ -141,33 +162,54 @@ def draft_rows(block: DraftBlock, vocab_size: int) -> Float[Array, "M V"]:
     return jnp.pad(rows, ((0, missing), (0, 0)))
 
 
-def drawn_nodes(
-    block: DraftBlock, parents: Int[Array, " M"], q: Float[Array, "M V"]
-) -> Bool[Array, " N"]:
-    """Which nodes hold a token that was really drawn.
+class Judged(NamedTuple):
+    """What a rule of rejection looks at in a tree.
 
-    A law of fewer tokens than a node has children leaves some without one: they count
-    as absent.
-
-    Args:
-        block: the drafted tokens.
-        parents: of the tree.
-        q: the draft's law after each node.
+    Attributes:
+        parents: of each node.
+        p: the target's law after each node.
+        q: the draft's.
+        present: nodes that hold a token which was really drawn. A law of fewer tokens
+            than a node has children leaves some without one: they count as absent.
+        coins: a uniform number for each drafted node.
     """
-    return real_nodes(block) & (q[parents[1:], block.tokens] > 0)
+
+    parents: Int[Array, " M"]
+    p: Float[Array, "M V"]
+    q: Float[Array, "M V"]
+    present: Bool[Array, " N"]
+    coins: Float[Array, " N"]
+
+
+def judged(noise: Noise, block: DraftBlock, scored: Scored) -> Judged:
+    """The tree of a block, a chain's too, with both laws and the randomness."""
+    vocab_size = scored.logits.shape[-1]
+    parents, q = tree_of(block), draft_rows(block, vocab_size)
+    return Judged(
+        parents=parents,
+        p=scored.law.dense(vocab_size),
+        q=q,
+        present=real_nodes(block) & (q[parents[1:], block.tokens] > 0),
+        coins=uniforms(noise, block.tokens.shape[0]),
+    )
 
 
 def verdict(
-    block: DraftBlock, accepted: Bool[Array, " N"], next_token: Int[Array, ""]
+    noise: Noise,
+    block: DraftBlock,
+    accepted: Bool[Array, " N"],
+    weights: Float[Array, " V"],
 ) -> VerifyOutput:
     """The verdict on nodes that make one path down from the root.
 
     Args:
+        noise: of the step.
         block: the drafted tokens.
         accepted: the nodes that stand; a child's number is above its parent's.
-        next_token: what follows them.
+        weights: of the token that follows them, which is drawn here.
     """
     number = jnp.sum(accepted, dtype=jnp.int32)
+    next_token = draw(noise.key(0, number + 1), weights)
     if block.parents is None:
         return VerifyOutput(num_accepted=number, next_token=next_token)
     nodes = accepted.shape[0]

@@ -12,7 +12,9 @@ from specjax.verify.base import (
     Scored,
     Verifier,
     VerifyOutput,
+    after_rejection,
     draft_row,
+    first_failure,
     law_of,
     pad_one,
     real_nodes,
@@ -32,8 +34,8 @@ def token_rule(
     gamma, vocab_size = block.tokens.shape[0], scored.logits.shape[-1]
     coins = uniforms(noise, gamma)
     p = scored.law.at(pad_one(block.tokens))[:gamma]
-    accepted = (coins * law_of(block).at(block.tokens) < p) & real_nodes(block)
-    num_accepted = jnp.sum(jnp.cumprod(accepted, dtype=jnp.int32))
+    accepted = coins * law_of(block).at(block.tokens) < p
+    num_accepted = first_failure(accepted, block)
     target = scored.law.row(num_accepted, vocab_size)
     draft = draft_row(block, num_accepted, vocab_size)
     # After a rejection: [p - q]+. After the whole block: q counts as 0, so p itself.
@@ -69,9 +71,7 @@ def block_rule(
     following_p = scored.law.dense(vocab_size)[1:gamma]
     following_q = law_of(block).dense(vocab_size)[1:]
     grow = jnp.maximum(joint[: gamma - 1, None] * following_p - following_q, 0.0)
-    mass = jnp.sum(grow, axis=-1)
-    room = mass + 1.0 - joint[: gamma - 1]
-    passing = jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
+    passing = after_rejection(jnp.sum(grow, axis=-1), joint[: gamma - 1])
     length = jnp.arange(1, gamma + 1)
     threshold = jnp.where(length == block.length, joint, pad_one(passing)[:gamma])
     passed = (uniforms(noise, gamma) < threshold) & real_nodes(block)

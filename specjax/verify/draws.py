@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from specjax import trees
 from specjax.sampling import draw
 from specjax.types import DraftBlock, Noise
-from specjax.verify.base import Scored, Verifier, VerifyOutput, real_nodes, tree_of
+from specjax.verify.base import Scored, Verifier, VerifyOutput, greedy_rule, tree_of
 
 
 def match_rule(
@@ -33,19 +33,11 @@ def match_rule(
     """
     del params
     vocab_size, nodes = scored.logits.shape[-1], block.tokens.shape[0]
-    parents = tree_of(block)
     ids = jnp.arange(nodes + 1, dtype=jnp.int32)
     # A node's number tells siblings apart, its depth says which position follows it.
-    keys = jax.vmap(noise.key)(ids, trees.depths(parents) + 1)
+    keys = jax.vmap(noise.key)(ids, trees.depths(tree_of(block)) + 1)
     own = jax.vmap(draw)(keys, scored.law.dense(vocab_size))
-    wanted = (block.tokens == own[parents[1:]]) & real_nodes(block)
-    path, length = trees.follow(parents, jnp.pad(wanted, (1, 0)), nodes)
-    at = jnp.where(length > 0, path[jnp.maximum(length - 1, 0)], 0)
-    return VerifyOutput(
-        num_accepted=length,
-        next_token=own[at],
-        path=None if block.parents is None else path,
-    )
+    return greedy_rule(own, block, nodes)
 
 
 exact_match_verify = Verifier(match_rule, needs_law=False, trees=True)

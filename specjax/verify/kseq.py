@@ -8,16 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from specjax.sampling import draw
 from specjax.types import DraftBlock, Noise
 from specjax.verify.base import (
     Scored,
     Verifier,
     VerifyOutput,
-    draft_rows,
-    drawn_nodes,
-    tree_of,
-    uniforms,
+    judged,
     verdict,
 )
 
@@ -35,12 +31,8 @@ def kseq_rule(
     the target allows. For children that were drawn independently from one law.
     """
     del params
-    vocab_size, nodes = scored.logits.shape[-1], block.tokens.shape[0]
-    parents, p = tree_of(block), scored.law.dense(vocab_size)
-    q = draft_rows(block, vocab_size)
-    present = drawn_nodes(block, parents, q)
-    coins = uniforms(noise, nodes)
-    ids = jnp.arange(1, nodes + 1, dtype=jnp.int32)
+    parents, p, q, present, coins = judged(noise, block, scored)
+    ids = jnp.arange(1, len(parents), dtype=jnp.int32)
 
     def step(carry: tuple[Array, Array, Array, Array]) -> Any:
         at, _, accepted, _ = carry
@@ -55,10 +47,9 @@ def kseq_rule(
         accepted = accepted | (found & (ids == child))
         return jnp.where(found, child, at), found, accepted, left
 
-    start = (jnp.int32(0), jnp.bool_(True), jnp.zeros(nodes, bool), p[0])
+    start = (jnp.int32(0), jnp.bool_(True), jnp.zeros(len(ids), bool), p[0])
     _, _, accepted, left = jax.lax.while_loop(lambda carry: carry[1], step, start)
-    depth = jnp.sum(accepted, dtype=jnp.int32)
-    return verdict(block, accepted, draw(noise.key(0, depth + 1), left))
+    return verdict(noise, block, accepted, left)
 
 
 def relaxation(

@@ -17,9 +17,9 @@ from specjax.verify.base import (
     Verifier,
     VerifyOutput,
     draft_row,
+    first_failure,
     law_of,
     pad_one,
-    real_nodes,
     uniforms,
 )
 
@@ -35,10 +35,6 @@ class Typical:
 
     epsilon: Float[Array, ""] | float = 0.3
     delta: Float[Array, ""] | float = 0.09
-
-
-def _first_failure(accepted: Array, block: DraftBlock) -> Array:
-    return jnp.sum(jnp.cumprod(accepted & real_nodes(block), dtype=jnp.int32))
 
 
 def lenient_rule(
@@ -58,11 +54,11 @@ def lenient_rule(
         drafted = jnp.take_along_axis(logits, block.tokens[:, None], axis=-1)[:, 0]
         largest = jnp.take_along_axis(logits, best[:gamma, None], axis=-1)[:, 0]
         near = drafted - largest >= jnp.log(lenience)
-        number = _first_failure(near, block)
+        number = first_failure(near, block)
         return VerifyOutput(num_accepted=number, next_token=best[number])
     p = scored.law.at(pad_one(block.tokens))[:gamma]
     drawn = lenience * law_of(block).at(block.tokens)
-    number = _first_failure(uniforms(noise, gamma) * drawn < p, block)
+    number = first_failure(uniforms(noise, gamma) * drawn < p, block)
     target = scored.law.row(number, vocab_size)
     weights = residual(target, draft_row(block, number, vocab_size))
     token = draw(noise.key(0, number + 1), weights)
@@ -82,7 +78,7 @@ def typical_rule(
     entropy = jnp.sum(jax.scipy.special.entr(laws), axis=-1)
     bar = jnp.minimum(params.epsilon, params.delta * jnp.exp(-entropy))
     p = scored.law.at(pad_one(block.tokens))[:gamma]
-    number = _first_failure(p > bar, block)
+    number = first_failure(p > bar, block)
     weights = scored.law.row(number, vocab_size)
     token = draw(noise.key(0, number + 1), weights)
     return VerifyOutput(num_accepted=number, next_token=token)

@@ -12,17 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from specjax.sampling import draw, residual
+from specjax.sampling import residual
 from specjax.types import DraftBlock, Noise
 from specjax.verify.base import (
     Scored,
     Verifier,
     VerifyOutput,
-    draft_rows,
-    drawn_nodes,
+    judged,
     normalised,
-    tree_of,
-    uniforms,
     verdict,
 )
 
@@ -46,11 +43,7 @@ def _rule(
 ) -> VerifyOutput:
     """One walk over the nodes: siblings stand in the order in which they were drawn,
     and a node after its parent, so that each is met after all that it depends on."""
-    vocab_size, nodes = scored.logits.shape[-1], block.tokens.shape[0]
-    parents, p, q = tree_of(block), scored.law.dense(vocab_size), None
-    q = draft_rows(block, vocab_size)
-    present = drawn_nodes(block, parents, q)
-    coins = uniforms(noise, nodes)
+    parents, p, q, present, coins = judged(noise, block, scored)
 
     def visit(
         carry: tuple[Array, Array, Array], node: Array
@@ -70,10 +63,9 @@ def _rule(
         return (jnp.where(accepted, node, at), left, law), accepted
 
     start = (jnp.int32(0), p[0], q[0])
-    ids = jnp.arange(1, nodes + 1, dtype=jnp.int32)
+    ids = jnp.arange(1, len(parents), dtype=jnp.int32)
     (_, left, _), accepted = jax.lax.scan(visit, start, ids)
-    depth = jnp.sum(accepted, dtype=jnp.int32)
-    return verdict(block, accepted, draw(noise.key(0, depth + 1), left))
+    return verdict(noise, block, accepted, left)
 
 
 recursive_verify = Verifier(

@@ -10,17 +10,14 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax import trees
-from specjax.sampling import draw
 from specjax.types import DraftBlock, Noise
 from specjax.verify.base import (
     Scored,
     Verifier,
     VerifyOutput,
-    draft_rows,
-    drawn_nodes,
+    after_rejection,
+    judged,
     normalised,
-    tree_of,
-    uniforms,
     verdict,
 )
 
@@ -57,11 +54,9 @@ def traversal_rule(
     For children that were drawn without replacement; a chain is `block_rule`.
     """
     del params
-    vocab_size, nodes = scored.logits.shape[-1], block.tokens.shape[0]
-    parents, p = tree_of(block), scored.law.dense(vocab_size)
-    q = draft_rows(block, vocab_size)
-    present = drawn_nodes(block, parents, q)
-    coins = jnp.pad(uniforms(noise, nodes), (1, 0))  # the root passes surely
+    nodes = block.tokens.shape[0]
+    parents, p, q, present, coins = judged(noise, block, scored)
+    coins = jnp.pad(coins, (1, 0))  # the root passes surely
     above = trees.ancestors(parents)
     tokens = jnp.pad(block.tokens, (1, 0))
 
@@ -112,23 +107,7 @@ def traversal_rule(
     end = jax.lax.while_loop(
         lambda tree: ~tree.accepted, step, pass_down(start, jnp.int32(0))
     )
-    accepted = above[end.leaf][1:]
-    depth = jnp.sum(accepted, dtype=jnp.int32)
-    return verdict(block, accepted, draw(noise.key(0, depth + 1), end.p[end.leaf]))
-
-
-def after_rejection(
-    mass: Float[Array, ""], passing: Float[Array, ""]
-) -> Float[Array, ""]:
-    """Chance that a node's path stands, given that a child's did not.
-
-    Args:
-        mass: of the residual [passing p - q]+ at the node.
-        passing: the chance before.
-    """
-    room = mass + 1.0 - passing
-    # No room: a rejection had probability 0, up to rounding.
-    return jnp.where(room > 0, mass / jnp.where(room > 0, room, 1.0), 1.0)
+    return verdict(noise, block, above[end.leaf][1:], end.p[end.leaf])
 
 
 traversal_verify = Verifier(traversal_rule, trees=True, siblings=("distinct",))

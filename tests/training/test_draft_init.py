@@ -19,7 +19,6 @@ from specjax.training import distill, draft_init, init, losses
 from tests.helpers import (
     TINY_T5,
     perturbed,
-    quick_compile,  # noqa: F401
     ragged_sources,
     row_keys,
     tiny_t5,

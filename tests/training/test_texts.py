@@ -13,7 +13,6 @@ from specjax.decoding import autoregressive_generate
 from specjax.sampling import Sampling
 from specjax.training import step, texts
 from tests import helpers
-from tests.helpers import quick_compile  # noqa: F401
 
 KEY = jax.random.key(7)
 MIXED = texts.Mixture(truth=0.5, target=0.3, draft=0.2)
