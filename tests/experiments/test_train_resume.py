@@ -74,9 +74,12 @@ def run_config(folder: pathlib.Path):
 
 
 def start(config, workdir: pathlib.Path, moment: str) -> subprocess.Popen:
+    # Programs that are compiled otherwise round otherwise: the child's must be ours.
+    quick = str(int(jax.config.values["jax_disable_most_optimizations"]))
     return subprocess.Popen(
         [sys.executable, "-c", CHILD, json.dumps(config.to_dict()), workdir, moment],
         cwd=pairs.ROOT,
+        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": quick},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
