@@ -46,6 +46,7 @@ def silent(line):
     del line
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_the_target_agrees_with_it_and_one_that_is_not_does_not(folder):
     config = config_of(folder)
     data = train_data.load_data(config, silent)

@@ -347,6 +347,7 @@ def test_taps(case):
     np.testing.assert_array_equal(output.features[1], first)
 
 
+@pytest.mark.slow
 def test_dropout_follows_its_key():
     model = strong_t5(SHALLOW)
     ids = jnp.arange(6, dtype=jnp.int32)[None]
