@@ -11,6 +11,7 @@ import specjax
 from specjax import InputError, NgramDrafter, Sampling
 from specjax.data.batches import pad_to_bucket
 from tests import pairs
+from tests.helpers import quick_compile  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,7 @@ def test_refusals(folders, pair):
         pair.generate(LINES, sampling=Sampling(top_p=0.0), **OPTIONS)
 
 
+@pytest.mark.slow
 def test_a_smaller_vocabulary_of_the_callers_own_stands(pair):
     few = Sampling(temperature=1.0, num_tokens=20)
     made = pair.generate(LINES, sampling=few, **OPTIONS)

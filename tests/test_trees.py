@@ -18,7 +18,13 @@ from specjax.report import trace
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Law
 from specjax.verify import greedy_rule
-from tests.helpers import perturbed, ragged_sources, row_keys, tiny_t5
+from tests.helpers import (
+    perturbed,
+    quick_compile,  # noqa: F401
+    ragged_sources,
+    row_keys,
+    tiny_t5,
+)
 
 # Node 0 has children 1, 2 and 3; 1 has 4 and 5; 3 has 6; 4 has 7; 6 has 8.
 PARENTS = (-1, 0, 0, 0, 1, 1, 3, 4, 6)
@@ -285,6 +291,7 @@ def both(model, drafter):
     return generate(model, drafter, log_probs=True, trace=True, budget=budget)
 
 
+@pytest.mark.slow
 def test_greedy_trees_write_the_autoregressive_text(both):
     plain, fast = both
     np.testing.assert_array_equal(plain.tokens, fast.tokens)
@@ -363,6 +370,7 @@ def test_features_are_those_of_the_path(model, drafter):
     assert state.stats.accepted.sum() > 2
 
 
+@pytest.mark.slow
 def test_a_tree_in_colour(both):
     _, fast = both
     for row in range(5):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 Metrics = Mapping[str, Any]
 # Nearer to 1 than this, a run of a few seconds tells nothing.
-_LOSS = 0.98
+LOSS = 0.98
 
 
 def summary_table(runs: Mapping[str, Metrics]) -> Table:
@@ -22,10 +22,11 @@ def summary_table(runs: Mapping[str, Metrics]) -> Table:
     from rich.table import Table
 
     table = Table(
-        title="plain and speculative decoding of the same inputs",
+        title="plain and speculative decoding of the same inputs"
+        + "".join(f"\n{line}" for line in _setting(next(iter(runs.values())))),
         caption="from the counts: passes counted; c, v and the encoders timed\n"
         "from alpha: Leviathan et al.'s formula, with v = 1, no encoder, and tokens "
-        "that stand or fall alike",
+        "that stand or fall alike; of lossless chains alone",
         caption_justify="left",
     )
     table.add_column("")
@@ -50,7 +51,7 @@ def verdict(name: str, metrics: Metrics, gamma: int) -> str | None:
             "(acceptance too low for what drafting and verifying cost)"
         )
     speedup = metrics["speedup"]
-    if speedup < _LOSS:
+    if speedup < LOSS:
         predicted = metrics["predicted_speedup"]
         hint = f"its counts and costs predict {predicted:.2f}x"
         if predicted < 1:
@@ -61,6 +62,26 @@ def verdict(name: str, metrics: Metrics, gamma: int) -> str | None:
             f"{name}: speculation LOSES here: {speedup:.2f}x at gamma={gamma}; {hint}"
         )
     return None
+
+
+def rule_name(metrics: Metrics) -> str:
+    """The verifier and its settings, called lossy where it is."""
+    settings = ", ".join(f"{k}={v:g}" for k, v in metrics["verifier_settings"].items())
+    name = metrics["verifier"] + (f" ({settings})" if settings else "")
+    return name if metrics["lossless"] else f"LOSSY {name}"
+
+
+def _setting(metrics: Metrics) -> list[str]:
+    lines = [f"verifier: {rule_name(metrics)}"]
+    if not metrics["lossless"]:
+        lines.append("its outputs do not follow the target's law")
+    if metrics["tree"]:
+        nodes = len(metrics["tree"]["parents"]) - 1
+        lines.append(
+            f"drafts: a tree of {nodes} nodes, {metrics['gamma']} deep, siblings "
+            f"{metrics['tree']['siblings']}; drafted and c are by level"
+        )
+    return lines
 
 
 def _number(*path: str, form: str = "{:.2f}") -> Any:
@@ -81,7 +102,10 @@ def _drafted(metrics: Metrics) -> str:
 def _identical(metrics: Metrics) -> str:
     if metrics["identical"] is None:
         return "- (random)"
-    return "yes" if metrics["identical"] else f"NO: {len(metrics['mismatches'])} differ"
+    if metrics["identical"]:
+        return "yes"
+    count = len(metrics["mismatches"])
+    return f"NO: {count} differ" if metrics["lossless"] else f"lossy: {count} differ"
 
 
 _LINES = (
@@ -100,7 +124,7 @@ _LINES = (
         "speedup, predicted from alpha",
         _number("formula_speedup", form="{:.2f}x"),
     ),
-    ("gamma, most tokens drafted per call", _number("gamma", form="{}")),
+    ("gamma, deepest draft", _number("gamma", form="{}")),
     ("drafted per target call, mean", _drafted),
     ("alpha, mean chance that a token stands", _number("alpha", form="{:.3f}")),
     ("accepted / drafted", _number("acceptance_rate", form="{:.3f}")),

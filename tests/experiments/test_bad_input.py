@@ -194,6 +194,7 @@ def test_a_model_with_fewer_rows_than_its_tokenizer_has_ids(refused, copy, role)
     assert f"the {role}'s tokenizer has {pairs.KNOWN} ids and its model 200" in sentence
 
 
+@pytest.mark.slow
 def test_what_was_written_stays(folders, tmp_path, monkeypatch):
     """A run that dies leaves the lines of the batches before."""
     decode_batch, calls = compare.decode_batch, []

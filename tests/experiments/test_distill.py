@@ -174,6 +174,7 @@ def test_a_target_that_changed_since_is_refused(folder, tmp_path):
         train.train(config, tmp_path / "run", show=silent)
 
 
+@pytest.mark.slow
 def test_a_target_must_be_whole(folder, tmp_path):
     config = config_of(folder)
     config.model.update(num_encoder_layers=0, encoder_width=16)

@@ -39,6 +39,7 @@ def run_generate(folders, sources, workdir, *settings) -> pairs.Run:
     )
 
 
+@pytest.mark.slow
 def test_in_order_and_again_after_a_stop(folders, decoded, sources, tmp_path):
     run = run_generate(folders, sources, tmp_path)
     assert run.code == 0, run.err

@@ -128,6 +128,7 @@ def test_a_killed_run_resumes_bit_for_bit(folder, tmp_path):
         assert not [name for name in names if not name.isdecimal()]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_one_was_cut_short(folder, tmp_path, monkeypatch):
     """In one process: a full disk, an error, damage, and the end as it should be."""
     config = run_config(folder)

@@ -173,6 +173,7 @@ def test_the_run_of_no_steps_is_taken_off():
     assert 0 < result.times[2] < 1e-8  # a ratio to it stays finite
 
 
+@pytest.mark.slow
 def test_planted_costs_are_found(cpu_clock):
     """A draft with an eighth of the target's work, and one with the same."""
     light, equal = (costs(ModelDrafter(mill(work))) for work in (LIGHT, HEAVY))

@@ -152,16 +152,10 @@ SHAPES = {
     )
     | {"encoder_width": 16},
 }
-ONLY_SLOW = ("narrow, deep", "shared, wide", "wide, one layer")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ONLY_SLOW else ())
-        for name in SHAPES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
 def test_any_shape_trains_and_drafts(name):
     target = tiny_t5(0)
     config = dataclasses.replace(TINY_T5, dropout_rate=0.0, **SHAPES[name])

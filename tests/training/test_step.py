@@ -120,6 +120,7 @@ def apart(one, other) -> float:
     return float(norm[0] / norm[1])
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_the_whole_batch_s():
     model = init.mimetic_init(t5.T5(CONFIG, jax.random.key(0)))
     target, batch = t5.T5(CONFIG, jax.random.key(5)), uneven_batch()
