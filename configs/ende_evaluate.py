@@ -16,6 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = repair_evaluate.get_config()
     config.target.checkpoint = "zoo/ende/target"
     config.draft.checkpoint = "zoo/ende/draft"
+    config.prefix = ""
     config.buckets = (16, 24, 32, 48, 96, 256)
     config.max_length = 128  # the longest references have 108 to 113 tokens
     return config

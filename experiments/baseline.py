@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 from specjax import metrics
 from specjax.data import batches
 from specjax.decoding import DecodeOutput, autoregressive_generate
+from specjax.drafters.base import Drafter
 from specjax.models.shared_encoder import SharedEncoderDraft
 from specjax.models.t5 import T5
 from specjax.sampling import Sampling
@@ -81,11 +83,31 @@ def alpha(
         outputs: the texts, from `decode_all` of the target.
         sampling: how they were drawn.
     """
+    measure = functools.partial(metrics.teacher_forced_alpha, target, draft)
+    return _alpha(measure, parts, outputs, sampling)
+
+
+def drafter_alpha(
+    target: T5,
+    drafter: Drafter,
+    parts: Sequence[batches.InferenceBatch],
+    outputs: Sequence[DecodeOutput],
+    sampling: Sampling,
+) -> float:
+    """The same of a drafter without a model, asked at every place; see `alpha`."""
+    measure = functools.partial(metrics.drafter_alpha, target, drafter)
+    return _alpha(measure, parts, outputs, sampling)
+
+
+def _alpha(
+    measure: Callable[..., metrics.Agreement],
+    parts: Sequence[batches.InferenceBatch],
+    outputs: Sequence[DecodeOutput],
+    sampling: Sampling,
+) -> float:
     return metrics.alpha(
         *(
-            metrics.teacher_forced_alpha(
-                target,
-                draft,
+            measure(
                 jnp.asarray(part.inputs),
                 jnp.asarray(part.mask),
                 output.tokens,

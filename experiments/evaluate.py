@@ -3,10 +3,12 @@
     python -m experiments.evaluate --config=configs/repair_evaluate.py \
         --input=DATA/test.jsonl --workdir=DIR
 
-Text scores (of greedy output): exact match, character error rate, BLEU, chrF and ROUGE.
-Alpha: mean of sum min(p, q) over the target's own greedy and sampled output. Needs the
-extra `data`. Writes DIR/manifest.json, DIR/metrics.json and DIR/outputs.jsonl. Where
-`target_finished` is false, ``config.max_length`` cut the output; `cut` counts these.
+Text scores (of greedy output): exact match, character error rate, BLEU, chrF and ROUGE;
+beside them, as `source`, those of the sources themselves. Alpha: mean of sum min(p, q)
+over the target's own greedy and sampled output, of the draft and of the n-gram drafter,
+which copies. Needs the extra `data`. Writes DIR/manifest.json, DIR/metrics.json and
+DIR/outputs.jsonl. Where `target_finished` is false, ``config.max_length`` cut the
+output; `cut` counts these.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from absl import flags
 
 from configs import repair_evaluate
 from experiments import baseline, build, command
+from specjax import errors
 from specjax.data import batches, pairs
 from specjax.data import tokenizer as tokenizers
+from specjax.drafters.ngram import NgramDrafter
 from specjax.metrics import text
 from specjax.pair import load_model
 from specjax.sampling import Sampling
@@ -53,9 +57,10 @@ def main(
     parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
     references = [pair.target for pair in examples]
+    copies = without_prefix(examples, config.prefix, path)
 
     workdir.mkdir(parents=True, exist_ok=True)
-    result: dict[str, dict[str, float]] = {}
+    result = {"source": text.text_scores(copies, references)}
     texts: dict[str, list[str]] = {}
     finished: dict[str, list[bool]] = {}
     for role, (model, _, num_tokens) in models.items():
@@ -74,9 +79,15 @@ def main(
                 target, parts, keys, sampling, config.max_length
             )
             draft = models["draft"][0]
+            ways = {"greedy": (outputs, greedy), "sampled": (sampled, sampling)}
+            ngram = NgramDrafter()
             result["alpha"] = {
-                "greedy": baseline.alpha(target, draft, parts, outputs, greedy),
-                "sampled": baseline.alpha(target, draft, parts, sampled, sampling),
+                name: baseline.alpha(target, draft, parts, *way)
+                for name, way in ways.items()
+            }
+            result["alpha_ngram"] = {
+                name: baseline.drafter_alpha(target, ngram, parts, *way)
+                for name, way in ways.items()
             }
     with open(workdir / "outputs.jsonl", "w", encoding="utf-8") as file:
         for number, pair in enumerate(examples):
@@ -92,6 +103,23 @@ def main(
     )
     command.write_json(workdir / "metrics.json", result)
     print(json.dumps(result, indent=2))
+
+
+def without_prefix(
+    examples: list[pairs.Pair], prefix: str, path: pathlib.Path
+) -> list[str]:
+    """The sources as people wrote them, which a copy would be.
+
+    Raises:
+        InputError: a source that does not begin with the prefix.
+    """
+    for number, pair in enumerate(examples, start=1):
+        if not pair.source.startswith(prefix):
+            raise errors.InputError(
+                f"--input={path}, pair {number} does not begin with config.prefix = "
+                f"{prefix!r}: name what every source begins with, or leave it empty"
+            )
+    return [pair.source.removeprefix(prefix) for pair in examples]
 
 
 def _define(values: flags.FlagValues) -> None:

@@ -8,6 +8,8 @@ from specjax.errors import InputError
 
 _FOLDER = pathlib.Path(__file__).parent
 _PREFIX = "zoo/"
+# One pair serves both tasks, told apart by the prefix of the source.
+_ALSO = {"synopsis": "repair"}
 
 
 def names() -> list[str]:
@@ -21,15 +23,17 @@ def folder(name: str) -> pathlib.Path:
     """Where a shipped model lies.
 
     Args:
-        name: one of `names`.
+        name: one of `names`; "synopsis/..." is the pair that repairs, too.
 
     Raises:
         InputError: no such model.
     """
     known = names()
-    if name not in known:
+    pair, slash, role = name.partition("/")
+    own = _ALSO.get(pair, pair) + slash + role
+    if own not in known:
         raise InputError(f"no model {name!r} ships here: there are {', '.join(known)}")
-    return _FOLDER / name
+    return _FOLDER / own
 
 
 def locate(name: str | pathlib.Path) -> pathlib.Path:

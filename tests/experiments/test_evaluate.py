@@ -61,13 +61,30 @@ def test_scores_of_known_outputs(folders, decoded, references, tmp_path):
     sampled = decoded.metrics["sampled"]["alpha"]
     assert metrics["alpha"]["sampled"] == pytest.approx(sampled)
     assert run.effective["lines"] == 7
+    # The n-gram drafter, asked at every place, agrees where a copy is right.
+    ngram = metrics["alpha_ngram"]
+    assert 0 < ngram["greedy"] < 1 and 0 < ngram["sampled"] < 1
+    assert metrics["source"]["exact_match"] == 0 < metrics["source"]["chrf"]
 
 
 def test_without_a_draft_there_is_no_alpha(folders, references, tmp_path):
     settings = ("--config.draft.checkpoint=", "--config.limit=3")
     run = run_evaluate(folders, references, tmp_path, *settings)
     assert run.code == 0, run.err
-    assert set(run.metrics) == {"target"} and len(run.read("outputs.jsonl")) == 3
+    assert (
+        set(run.metrics) == {"source", "target"} and len(run.read("outputs.jsonl")) == 3
+    )
+
+
+def test_sources_are_scored_without_the_tasks_prefix(folders, tmp_path):
+    path = tmp_path / "test.tsv"
+    path.write_text("fix: a small server\ta small server\n")
+    settings = ("--config.draft.checkpoint=", "--config.prefix=fix: ")
+    run = run_evaluate(folders, path, tmp_path / "run", *settings)
+    assert run.code == 0 and run.metrics["source"]["character_error_rate"] == 0
+    other = ("--config.draft.checkpoint=", "--config.prefix=mend: ")
+    run = run_evaluate(folders, path, tmp_path / "other", *other)
+    assert run.code == 2 and "pair 1 does not begin with config.prefix" in run.err
 
 
 SETTINGS = {
