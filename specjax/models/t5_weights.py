@@ -193,7 +193,11 @@ def save_t5(
                 name: _stored_array(name, parameters, table[name], storage)
                 for name in names
             }
-            save_file(tensors, write(file), metadata={"format": "pt"})
+            path = write(file)
+            path.touch()
+            usual = path.stat().st_mode
+            save_file(tensors, path, metadata={"format": "pt"})
+            path.chmod(usual)  # safetensors makes files that their owner alone reads
         if len(shards) > 1:
             index = {
                 "metadata": {"total_size": sum(sizes.values())},
