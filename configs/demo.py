@@ -21,10 +21,24 @@ def get_config() -> ml_collections.ConfigDict:
     config.target = ml_collections.ConfigDict({"checkpoint": "zoo/repair/target"})
     config.draft = ml_collections.ConfigDict({"checkpoint": "zoo/repair/draft"})
     config.drafter = "model"  # model, ngram
-    config.verifier = "token"  # token, block
-    # A whole number >= 1; "auto" measures, and may decide for plain decoding.
+    # token, block, exact_match, coupled, recursive, recursive_distinct, kseq,
+    # best_path, traversal; all but the first two also judge trees. Knowingly lossy, of
+    # chains: lenient, typical.
+    config.verifier = "token"
+    config.lenient = ml_collections.ConfigDict()
+    config.lenient.lenience = config_dict.placeholder(float)  # None: 0.5
+    config.typical = ml_collections.ConfigDict()
+    config.typical.epsilon = config_dict.placeholder(float)  # None: 0.3
+    config.typical.delta = config_dict.placeholder(float)  # None: 0.09
+    # The parent of each node of a tree of drafts, root first: -1,0,0,1,1,2. Empty: a
+    # chain. Its siblings are independent, paths, distinct or chosen; empty: as the
+    # verifier needs them.
+    config.tree = config_dict.placeholder(object)
+    config.tree = ""
+    config.siblings = ""
+    # Tokens drafted per target call. "auto" measures, and may decide for plain
+    # decoding. None: 7, or the depth of the tree.
     config.gamma = config_dict.placeholder(object)
-    config.gamma = 7
     config.runs = ("greedy", "sampled")
     # Of the sampled run. None is off; the draft's default to the target's.
     config.sampling = _sampling()

@@ -23,10 +23,17 @@ from specjax.pair import dead_from
 from specjax.sampling import Sampling, check_sampling
 from specjax.verify import (
     Verifier,
+    best_path_verify,
     block_verify,
     coupled_verify,
     exact_match_verify,
+    kseq_verify,
+    lenient,
+    recursive_distinct_verify,
+    recursive_verify,
     token_verify,
+    traversal_verify,
+    typical,
 )
 
 # A drafter is made from the draft model, which is loaded only where the table says so.
@@ -36,12 +43,24 @@ DRAFTERS: Mapping[str, Callable[[t5.T5 | None], Drafter]] = {
     "ngram": lambda _: NgramDrafter(),
 }
 NEEDS_MODEL = ("model",)
+# Rules with settings of their own: what makes one, and its settings unless told.
+TUNED: Mapping[str, tuple[Callable[..., Verifier], dict[str, float]]] = {
+    "lenient": (lenient, {"lenience": 0.5}),
+    "typical": (typical, {"epsilon": 0.3, "delta": 0.09}),
+}
 VERIFIERS: Mapping[str, Verifier] = {
     "token": token_verify,
     "block": block_verify,
     "exact_match": exact_match_verify,
     "coupled": coupled_verify,
+    "recursive": recursive_verify,
+    "recursive_distinct": recursive_distinct_verify,
+    "kseq": kseq_verify,
+    "best_path": best_path_verify,
+    "traversal": traversal_verify,
+    **{name: make(**settings) for name, (make, settings) in TUNED.items()},
 }
+_GAMMA = 7  # of a chain, where none is set
 # What is read of a checkpoint, and not a card or other settings beside it.
 _WEIGHTS = (".safetensors", ".bin", ".model")
 _BESIDE = ("config.json", "tokenizer_config.json", "model.safetensors.index.json")
@@ -211,6 +230,41 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
     )
 
 
+def verifier_settings(config: ml_collections.ConfigDict) -> dict[str, float]:
+    """What the rule of `config.verifier` is set to, by name; most have no settings.
+
+    Raises:
+        InputError: no such rule, or settings of another one.
+    """
+    named(VERIFIERS, config.verifier, "verifier")
+    settings: dict[str, float] = {}
+    for name, (_, usual) in TUNED.items():
+        given = {key: own for key, own in config[name].items() if own is not None}
+        if name == config.verifier:
+            settings = usual | given
+        elif given:
+            raise errors.InputError(
+                f"config.{name} is set and config.verifier is {config.verifier!r}, "
+                "which does not read it: leave it out"
+            )
+    return settings
+
+
+def build_verifier(config: ml_collections.ConfigDict) -> Verifier:
+    """The rule that decides which drafted tokens stand.
+
+    Raises:
+        InputError: as `verifier_settings`, or settings that mean nothing.
+    """
+    settings = verifier_settings(config)
+    if config.verifier not in TUNED:
+        return VERIFIERS[config.verifier]
+    try:
+        return TUNED[config.verifier][0](**settings)
+    except errors.InputError as error:
+        raise errors.InputError(f"config.{config.verifier}: {error}") from error
+
+
 def build_sampling(
     settings: ml_collections.ConfigDict, setting: str, num_tokens: int | None
 ) -> Sampling:
@@ -255,12 +309,25 @@ def build_draft_sampling(
     )
 
 
-def parse_gamma(value: Any) -> int | None:
-    """A whole number >= 1, or None for "auto".
+def parse_gamma(value: Any, depth: int | None = None) -> int | None:
+    """A whole number >= 1, or None for "auto"; a tree's is its depth.
+
+    Args:
+        value: as set; None: not set.
+        depth: of the tree that is drafted; None: a chain is.
 
     Raises:
-        InputError: anything else.
+        InputError: anything else, or another number than the tree's depth.
     """
+    if depth is not None:
+        if value not in (None, depth):
+            raise errors.InputError(
+                f"config.gamma is {value!r} and config.tree is {depth} deep: a tree's "
+                "gamma is its depth; leave config.gamma out"
+            )
+        return depth
+    if value is None:
+        return _GAMMA
     if value == "auto":
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

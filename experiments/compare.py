@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,7 +22,6 @@ from specjax.decoding import (
     Stats,
     speculative_generate,
 )
-from specjax.models import t5
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
 
@@ -54,11 +53,21 @@ class Setup:
         pair: the models.
         verifier: decides which drafted tokens stand.
         max_length: decoder tokens, start token included.
+        about: how the rule and the tree are named in what is written: `verifier`,
+            `verifier_settings`, `lossless` and `tree`.
     """
 
     pair: build.Pair
     verifier: Verifier
     max_length: int
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def one_text(self, mode: Mode) -> bool:
+        """Whether both ways write the same tokens, but for lossy rules and rounding.
+
+        They do greedily, and where target and draft share the noise of each position.
+        """
+        return mode.sampling.greedy or self.verifier.noise == "position"
 
     def plain(self, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode) -> Any:
         """Decodes a batch with the target alone."""
@@ -279,8 +288,23 @@ def decode_batch(
     tally.speculative_passes += int(np.max(fast_output.stats.target_calls))
     tally.stats.append(fast_output.stats)
     tally.agreements.append(_agreement(setup, part, mode, plain_output))
-    if mode.sampling.greedy:
-        tally.mismatches += list(_mismatches(setup, part, plain_output, fast_output))
+    if setup.one_text(mode):
+        tally.mismatches += [
+            {
+                "row": int(part.rows[own.row]),
+                "position": own.position,
+                "top2_gap": own.gap,
+            }
+            for own in metrics.differences(
+                setup.pair.target,
+                jnp.asarray(part.inputs),
+                jnp.asarray(part.mask),
+                baseline.batch_keys(keys, part),
+                plain_output,
+                fast_output,
+                sampling=mode.sampling,
+            )
+        ]
     return plain_output, fast_output
 
 
@@ -313,15 +337,19 @@ def _agreement(
     )
 
 
-def summarize(mode: Mode, tally: Tally, costs: metrics.Costs) -> dict[str, Any]:
+def summarize(
+    setup: Setup, mode: Mode, tally: Tally, costs: metrics.Costs
+) -> dict[str, Any]:
     """One mode's part of ``metrics.json``."""
     stats = metrics.merge(tally.stats)
     emitted = int(np.sum(stats.emitted))
     calls = int(np.sum(stats.target_calls))
     alpha = metrics.alpha(*tally.agreements)
     speculates = mode.gamma > 0
+    # Of chains, by a rule that accepts a draft with the chance alpha.
+    has_formula = setup.verifier.lossless and not setup.pair.drafter.trees
     drafted, accepted = int(np.sum(stats.drafted)), int(np.sum(stats.accepted))
-    return {
+    return setup.about | {
         "gamma": mode.gamma,
         "autoregressive": {
             "tokens": tally.plain_tokens,
@@ -344,7 +372,9 @@ def summarize(mode: Mode, tally: Tally, costs: metrics.Costs) -> dict[str, Any]:
         "predicted_speedup": _predicted_speedup(mode, tally, costs, emitted),
         "formula_speedup": 1.0
         if not speculates
-        else float(theory.walltime_factor(alpha, mode.gamma, costs.cost_ratio)),
+        else float(theory.walltime_factor(alpha, mode.gamma, costs.cost_ratio))
+        if has_formula
+        else None,
         "alpha": alpha,
         "acceptance_rate": metrics.acceptance_rate(stats) if drafted else None,
         "survival": metrics.survival(stats) if speculates else [],
@@ -353,7 +383,7 @@ def summarize(mode: Mode, tally: Tally, costs: metrics.Costs) -> dict[str, Any]:
         "verify_ratio": costs.verify_ratio,
         "encode_ratio": costs.encode_ratio,
         "compile_seconds": tally.compile_seconds,
-        "identical": not tally.mismatches if mode.sampling.greedy else None,
+        "identical": not tally.mismatches if setup.one_text(mode) else None,
         "mismatches": tally.mismatches,
     }
 
@@ -395,35 +425,9 @@ def _record(
         "target_calls": int(fast.stats.target_calls[slot]),
         "accepted": int(np.sum(np.asarray(fast.stats.accepted)[slot])),
     }
-    if mode.name == "greedy":
+    if not setup.verifier.lossless:
+        record["lossless"] = False
+    if setup.one_text(mode):
         record["autoregressive_tokens"] = baseline.new_tokens(plain, slot)
         record["identical"] = record["autoregressive_tokens"] == tokens
     return record
-
-
-def _mismatches(
-    setup: Setup,
-    part: batches.InferenceBatch,
-    plain: DecodeOutput,
-    fast: DecodeOutput,
-) -> Iterator[dict[str, Any]]:
-    """Where the two ways first part, with the gap between the two tokens' logits."""
-    one, other = np.asarray(plain.tokens), np.asarray(fast.tokens)
-    differing = np.flatnonzero((one != other).any(1) & part.valid)
-    if not differing.size:
-        return
-    teacher_forced = _logits(setup.pair.target, part.inputs, part.mask, plain.tokens)
-    for slot in differing:
-        position = int(np.argmax(one[slot] != other[slot]))
-        logits = np.asarray(teacher_forced[slot, position - 1])
-        gap = abs(float(logits[one[slot, position]] - logits[other[slot, position]]))
-        yield {
-            "row": int(part.rows[slot]),
-            "position": position,
-            "top2_gap": gap,
-        }
-
-
-@jax.jit
-def _logits(target: t5.T5, inputs: Any, mask: Any, tokens: jax.Array) -> jax.Array:
-    return target.decode(tokens, None, target.encode(inputs, mask))[0].logits

@@ -12,6 +12,9 @@ from specjax.drafters.base import DraftState
 from specjax.models.base import Cache
 from specjax.types import DraftBlock, Prefix
 
+# Purposes that a row's key is folded with, so that no two uses share noise.
+SAMPLE, DRAFT, VERIFY = 0, 1, 2
+
 
 @struct.dataclass
 class Stats:

@@ -23,6 +23,9 @@ from jaxtyping import Array, Bool, Int, Key
 from specjax import checks
 from specjax.commit import commit, record
 from specjax.decode_state import (
+    DRAFT,
+    SAMPLE,
+    VERIFY,
     DecodeOutput,
     DecodeState,
     Stats,
@@ -34,9 +37,6 @@ from specjax.models.base import Encoded, EncoderDecoder
 from specjax.sampling import Sampling, draw_law, with_arrays
 from specjax.types import DraftBlock, Noise, Prefix
 from specjax.verify import Scored, Verifier, VerifyOutput, greedy_rule, token_verify
-
-# Purposes that a row's key is folded with, so that no two uses share noise.
-_SAMPLE, _DRAFT, _VERIFY = 0, 1, 2
 
 
 def speculative_generate(
@@ -271,7 +271,7 @@ def _autoregressive_loop(
         max_length + 1,
         log_probs,
     )
-    sample_keys = _fold(keys, _SAMPLE)
+    sample_keys = _fold(keys, SAMPLE)
 
     def step(state: DecodeState) -> DecodeState:
         last = _last(state)
@@ -483,12 +483,12 @@ def _noises(keys: Array, state: DecodeState, verifier: Verifier) -> tuple[Noise,
     start = state.length - 1
     if verifier.noise == "position":
         # Both sides share the noise that the autoregressive sample would use.
-        noise = Noise(keys=_fold(keys, _SAMPLE), start=start, by="position")
+        noise = Noise(keys=_fold(keys, SAMPLE), start=start, by="position")
         return noise, noise.replace(keys=jax.random.clone(noise.keys))
     calls = state.stats.target_calls  # the row's own: independent of its neighbours
     return (
-        Noise(keys=_fold(_fold(keys, _DRAFT), calls), start=start),
-        Noise(keys=_fold(_fold(keys, _VERIFY), calls), start=start),
+        Noise(keys=_fold(_fold(keys, DRAFT), calls), start=start),
+        Noise(keys=_fold(_fold(keys, VERIFY), calls), start=start),
     )
 
 

@@ -172,7 +172,7 @@ def draw(key: Key[Array, ""], weights: Float[Array, " V"]) -> Int[Array, ""]:
     """
     # Written for XLA's CPU backend: an argmax there computes all that feeds it element
     # by element, three logarithms included, and took thrice the time of this form.
-    speed = _speeds(key, weights)
+    speed = clock_speeds(key, weights)
     fastest = (speed == jnp.max(speed)) & (weights > 0)
     ids = jnp.arange(weights.shape[0], dtype=jnp.int32)
     return jnp.min(jnp.where(fastest, ids, weights.shape[0] - 1))
@@ -192,11 +192,20 @@ def draw_distinct(
         count: how many ids (static), at most V.
     """
     # Of equals the lower id comes first, as in `draw`.
-    return jax.lax.top_k(_speeds(key, weights), count)[1].astype(jnp.int32)
+    return jax.lax.top_k(clock_speeds(key, weights), count)[1].astype(jnp.int32)
 
 
-def _speeds(key: Array, weights: Array) -> Array:
-    """One over the time at which each id's exponential clock rings."""
+def clock_speeds(
+    key: Key[Array, ""], weights: Float[Array, " V"]
+) -> Float[Array, " V"]:
+    """One over the time at which each id's exponential clock rings: the first is drawn.
+
+    Its logarithm is ``log(weights)`` plus Gumbel noise.
+
+    Args:
+        key: of the draw.
+        weights: as of `draw`.
+    """
     tiny = jnp.finfo(jnp.float32).tiny
     uniform = jax.random.uniform(key, weights.shape, jnp.float32, minval=tiny)
     return weights / -jnp.log(uniform)

@@ -1,6 +1,7 @@
 """What ships inside the package is whole, small enough, and of one tokenizer."""
 
 import pathlib
+import subprocess
 
 import pytest
 
@@ -11,6 +12,7 @@ from specjax.models import t5_weights
 
 FILES = ("config.json", "model.safetensors", "spiece.model", "README.md")
 PAIR_BYTES = 30_000_000
+ZOO_BYTES, CHECKOUT_BYTES = 45_000_000, 60_000_000
 PAIRS = sorted({name.rpartition("/")[0] for name in zoo.names()})
 
 each_pair = pytest.mark.parametrize("pair", PAIRS or [None])
@@ -35,6 +37,30 @@ def test_names_are_folders(tmp_path, monkeypatch):
         with pytest.raises(InputError, match="a/target, b/draft, b/target") as caught:
             zoo.folder(unknown)
         assert repr(unknown) in str(caught.value)
+
+
+def test_one_pair_serves_two_tasks():
+    for role in ("target", "draft"):
+        assert zoo.folder(f"synopsis/{role}") == zoo.folder(f"repair/{role}")
+    with pytest.raises(InputError, match="no model 'synopsis/notes' ships here"):
+        zoo.folder("synopsis/notes")
+
+
+def test_all_of_it_is_small():
+    root = pathlib.Path(zoo.__file__).parent
+    assert sum(path.stat().st_size for path in root.rglob("*")) <= ZOO_BYTES
+
+
+def test_a_checkout_is_small():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        pytest.skip("no checkout: an unpacked release")
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True
+    )
+    files = [root / name for name in listed.stdout.split("\0") if name]
+    assert len(files) > 100
+    assert sum(path.stat().st_size for path in files if path.is_file()) < CHECKOUT_BYTES
 
 
 @each_pair

@@ -15,6 +15,7 @@ from specjax.metrics.agreement import (
     overlap,
     teacher_forced_alpha,
 )
+from specjax.metrics.ties import Difference, differences
 from specjax.metrics.timing import (
     Costs,
     Timing,
@@ -27,10 +28,12 @@ from specjax.metrics.timing import (
 __all__ = [
     "Agreement",
     "Costs",
+    "Difference",
     "Timing",
     "acceptance_rate",
     "alpha",
     "block_efficiency",
+    "differences",
     "draft_length",
     "drafter_alpha",
     "mean_entropy",

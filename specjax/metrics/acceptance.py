@@ -34,7 +34,8 @@ def merge(stats: Sequence[Stats]) -> Stats:
 def acceptance_rate(stats: Stats) -> float:
     """Accepted / drafted tokens, bonus tokens in neither; NaN if nothing was drafted.
 
-    Drafted tokens after a rejection count as drafted, so this is less than alpha.
+    Drafted tokens after a rejection count as drafted, so this is less than alpha. Of a
+    tree, whose path takes one token of each level, it is accepted / drafted levels.
     """
     return _ratio(_total(stats.accepted), _total(stats.drafted))
 
@@ -51,7 +52,7 @@ def survival(stats: Stats) -> list[float]:
 
 
 def draft_length(stats: Stats) -> float:
-    """Drafted tokens per target call: gamma, unless drafts end early."""
+    """Drafted depth per target call: gamma, unless drafts end early."""
     return _ratio(_total(stats.drafted), _total(stats.target_calls))
 
 

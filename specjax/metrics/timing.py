@@ -119,11 +119,12 @@ class Costs:
     """What each part of decoding one batch takes, timed apart.
 
     Attributes:
-        gamma: draft length.
+        gamma: draft length; of a tree, its depth.
         step: one step of the autoregressive loop.
         verify: one step of the speculative loop without its draft: a target pass over
-            gamma + 1 tokens, the verdict and the bookkeeping.
-        draft: drafting gamma tokens.
+            the block and the token before it (gamma + 1 tokens; of a tree, all nodes),
+            the verdict and the bookkeeping.
+        draft: drafting a block: gamma tokens, or the gamma levels of a tree.
         encode: what an autoregressive decode takes before its first step: the encoder,
             an empty cache, and the call itself.
         draft_encode: what a speculative decode takes beyond that: the drafter's encoder
@@ -139,12 +140,12 @@ class Costs:
 
     @property
     def cost_ratio(self) -> float:
-        """c: drafting one token / one target step."""
+        """c: drafting one token, or one level of a tree / one target step."""
         return time_ratio(self.draft, self.step) / self.gamma
 
     @property
     def verify_ratio(self) -> float:
-        """v(gamma + 1): verifying gamma drafts / one target step."""
+        """v: verifying a block / one target step."""
         return time_ratio(self.verify, self.step)
 
     @property
@@ -178,7 +179,9 @@ def measure_costs(
     Each is the decoding loops' own code, run many times inside one program with the
     memory carried along; the same program run 0 times is subtracted, so that neither
     dispatch nor copies of arguments count as step. All are taken in turn. The two loops
-    are the programs that decoding with the same shapes and settings uses anyway.
+    are the programs that decoding with the same shapes and settings uses anyway. What
+    is verified is mostly rejected: a rule that takes longer over what it accepts (or
+    over what it rejects, as `traversal_rule` does) is timed on that.
 
     Args:
         target: the target model.
@@ -189,7 +192,7 @@ def measure_costs(
         verifier: decides which drafted tokens stand.
         sampling: how the target's logits become a law.
         draft_sampling: the same for the draft; None: as `sampling`.
-        gamma: draft length, >= 1.
+        gamma: draft length, >= 1; of a tree, its depth, or c is no level's cost.
         max_length: columns of the token buffer; attention reads all of them.
         seconds: least length of each timing, > 0; a target step is run at most
             ``max_length - 1`` times.
@@ -305,6 +308,7 @@ class _Replay:
 
     taps: tuple[int, ...] = struct.field(pytree_node=False, default=())
     trees: bool = struct.field(pytree_node=False, default=False)
+    siblings: str | None = struct.field(pytree_node=False, default=None)
     has_law: bool = struct.field(pytree_node=False, default=True)
     samples: bool = struct.field(pytree_node=False, default=True)
 
@@ -391,7 +395,11 @@ def _verify_steps(
     def step(_: Array, state: DecodeState) -> DecodeState:
         return speculative_step(
             target,
-            _Replay(taps=drafter.taps, trees=drafter.trees),
+            _Replay(
+                taps=drafter.taps,
+                trees=drafter.trees,
+                siblings=getattr(drafter, "siblings", None),
+            ),
             encoded,
             keys,
             state,
@@ -419,10 +427,11 @@ def _draft_steps(
     draft_sampling: Sampling,
     gamma: int,
 ) -> Any:
-    """`count` drafts and commits; each starts from the last token of the one before."""
+    """`count` drafts and commits; each starts from a token of the one before."""
     rows = jnp.arange(state.length.shape[0])
     fed = jnp.zeros((rows.shape[0], gamma + 1), jnp.int32)
     output, _ = target.decode(fed, state.cache, encoded, taps=drafter.taps)
+    path = jnp.zeros((rows.shape[0], gamma), jnp.int32) if drafter.trees else None
 
     def step(index: Array, carry: Any) -> Any:
         tokens, draft_state, used = carry
@@ -436,15 +445,19 @@ def _draft_steps(
             gamma=gamma,
             sampling=draft_sampling,
         )
+        # All tokens and laws are read, or the compiler would drop some.
+        last = jnp.max(block.tokens, axis=-1)
         committed = Committed(
-            tokens=tokens.at[rows, state.length - 1].set(block.tokens[:, -1]),
+            tokens=tokens.at[rows, state.length - 1].set(last),
             length=state.length,
             num_accepted=jnp.zeros_like(state.length),
             features=output.features,
+            path=path,
         )
         draft_state = drafter.commit(draft_state, committed)
-        if block.law is not None:  # read, or the compiler would drop it
-            used = used + jnp.sum(block.law.at(block.tokens), axis=-1)
+        if block.law is not None:  # of a tree: fewer rows than tokens
+            some = block.tokens[:, : block.law.probs.shape[1]]
+            used = used + jnp.sum(block.law.at(some), axis=-1)
         return committed.tokens, draft_state, used
 
     used = jnp.zeros(rows.shape, jnp.float32)

@@ -54,7 +54,9 @@ def verdict(name: str, metrics: Metrics, gamma: int) -> str | None:
     if speedup < LOSS:
         predicted = metrics["predicted_speedup"]
         hint = f"its counts and costs predict {predicted:.2f}x"
-        if predicted < 1:
+        if predicted < 1 and metrics["tree"]:
+            hint += "; a smaller tree may pay, or a chain with --config.gamma=auto"
+        elif predicted < 1:
             hint += "; --config.gamma=auto looks for a draft length that pays"
         else:
             hint += ": a busy machine?"
@@ -65,7 +67,11 @@ def verdict(name: str, metrics: Metrics, gamma: int) -> str | None:
 
 
 def rule_name(metrics: Metrics) -> str:
-    """The verifier and its settings, called lossy where it is."""
+    """The verifier and its settings, called lossy where it is.
+
+    Args:
+        metrics: of a run; its `verifier`, `verifier_settings` and `lossless` are read.
+    """
     settings = ", ".join(f"{k}={v:g}" for k, v in metrics["verifier_settings"].items())
     name = metrics["verifier"] + (f" ({settings})" if settings else "")
     return name if metrics["lossless"] else f"LOSSY {name}"
@@ -73,8 +79,6 @@ def rule_name(metrics: Metrics) -> str:
 
 def _setting(metrics: Metrics) -> list[str]:
     lines = [f"verifier: {rule_name(metrics)}"]
-    if not metrics["lossless"]:
-        lines.append("its outputs do not follow the target's law")
     if metrics["tree"]:
         nodes = len(metrics["tree"]["parents"]) - 1
         lines.append(

@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 
@@ -33,12 +34,12 @@ class Typical:
         delta: times exp(-entropy): the bar where the law is flat.
     """
 
-    epsilon: Float[Array, ""] | float = 0.3
-    delta: Float[Array, ""] | float = 0.09
+    epsilon: Float[Array, ""] | np.float32 | float = 0.3
+    delta: Float[Array, ""] | np.float32 | float = 0.09
 
 
 def lenient_rule(
-    noise: Noise, block: DraftBlock, scored: Scored, lenience: Array
+    noise: Noise, block: DraftBlock, scored: Scored, lenience: Array | np.float32
 ) -> VerifyOutput:
     """Leviathan et al. 2023, A.5: q counts `lenience` times in the test of acceptance.
 
@@ -97,7 +98,7 @@ def lenient(lenience: float) -> Verifier:
         raise InputError(
             f"lenience is {lenience}: above 0 and at most 1, where nothing is lost"
         )
-    return Verifier(lenient_rule, params=jnp.float32(lenience), lossless=False)
+    return Verifier(lenient_rule, params=np.float32(lenience), lossless=False)
 
 
 def typical(epsilon: float = 0.3, delta: float = 0.09) -> Verifier:
@@ -115,5 +116,5 @@ def typical(epsilon: float = 0.3, delta: float = 0.09) -> Verifier:
             f"epsilon is {epsilon} and delta {delta}: epsilon must be above 0 and at "
             "most 1, delta a number above 0"
         )
-    params = Typical(epsilon=jnp.float32(epsilon), delta=jnp.float32(delta))
+    params = Typical(epsilon=np.float32(epsilon), delta=np.float32(delta))
     return Verifier(typical_rule, params=params, needs_law=False, lossless=False)

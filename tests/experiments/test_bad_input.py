@@ -89,6 +89,10 @@ SETTINGS = {
     "draft_sampling.top_p=0": "config.draft_sampling.top_p is 0.0",
     "drafter=tree": "config.drafter is 'tree': it must be one of model, ngram",
     "verifier=best": "config.verifier is 'best': it must be one of token, block",
+    "verifier=lenient config.lenient.lenience=0": "config.lenient: lenience is 0.0",
+    "verifier=typical config.typical.delta=0": "config.typical: epsilon is 0.3 and de",
+    "lenient.lenience=0.5": "config.lenient is set and config.verifier is 'token'",
+    "siblings=distinct": "config.siblings is 'distinct' and config.tree is empty",
     "dtype=float16": "config.dtype is 'float16': it must be one of float32, bfloat16",
     "dtype=float64": "config.dtype is 'float64'",
     "runs=beam": "config.runs has 'beam': it takes some of greedy, sampled",
@@ -112,7 +116,42 @@ SETTINGS = {
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_settings(refused, setting):
-    assert SETTINGS[setting] in refused(f"--config.{setting}")
+    flags = [f"--config.{own.removeprefix('config.')}" for own in setting.split()]
+    assert SETTINGS[setting] in refused(*flags)
+
+
+TREE = "tree=-1,0,0,1"
+TREES = {
+    f"{TREE} verifier=token": "config.tree is set and the verifier 'token' judges",
+    f"{TREE} drafter=ngram": "config.tree is set and the drafter 'ngram' drafts chains",
+    "tree=x": "config.tree is 'x': it must be the parent of each node",
+    "tree=5": "config.tree is 5",
+    "tree=-1,0.5": "config.tree is (-1, 0.5)",
+    "tree=-1": "config.tree is -1: it must be the parent of each node",
+    "tree=-1,2,1": "config.tree: parents[1] is 2: a node stands below one",
+    "tree=-1,0,4": "config.tree: parents[2] is 4",
+    "tree=-1,0,1,0": "nodes are numbered level by level",
+    f"{TREE} gamma=3": "config.gamma is 3 and config.tree is 2 deep: a tree's gamma is",
+    f"{TREE} gamma=auto": "config.gamma is 'auto' and config.tree is 2 deep",
+    f"{TREE} max_length=3": "config.tree has 4 nodes, its root included, and",
+    f"{TREE} siblings=any": "config.siblings is 'any': the verifier 'traversal'",
+    f"{TREE} siblings=chosen": "is exact for distinct",
+    f"{TREE} verifier=exact_match siblings=any": "independent or paths or distinct",
+    f"{TREE} runs=greedy siblings=distinct": "config.siblings is set and config.runs",
+    f"{TREE} verifier=exact_match siblings=chosen draft_sampling.temperature=0": (
+        "config.draft_sampling.temperature is set and config.siblings is 'chosen'"
+    ),
+    "tree=-1,0,1,1 verifier=best_path": "the tree branches below its root",
+    f"tree=-1{',0' * 240} max_length=300": "a node of 240 children and the vocabu",
+}
+
+
+@pytest.mark.parametrize("setting", TREES)
+def test_trees(refused, setting):
+    given = dict(own.split("=") for own in setting.split())
+    settings = {"verifier": "traversal", "gamma": "None"} | given
+    flags = [f"--config.{name}={value}" for name, value in settings.items()]
+    assert TREES[setting] in refused(*flags)
 
 
 def test_a_drafter_that_draws_nothing_has_no_sampling(refused):

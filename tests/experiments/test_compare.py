@@ -43,7 +43,7 @@ def test_a_wrong_token_is_found_and_fails(folders, tmp_path, one_wrong_token):
     with pairs.costs_are():
         run = pairs.run_decode(folders, tmp_path, "--config.runs=greedy")
     assert run.code == 1, run.err
-    assert "greedy outputs differ where the logits are" in " ".join(run.out.split())
+    assert "greedy outputs differ where the two tokens" in " ".join(run.out.split())
     metrics = run.metrics
     assert metrics["identical"] is False
     (mismatch,) = metrics["mismatches"]
@@ -79,9 +79,15 @@ def test_only_a_tie_is_forgiven(gaps, dtype, code):
     from rich.console import Console
 
     mismatches = [{"row": 0, "position": 1, "top2_gap": gap} for gap in gaps]
-    results = {"greedy": {"mismatches": mismatches}, "sampled": {"mismatches": []}}
+    run = {"verifier": "token", "lossless": True, "mismatches": []}
     tie = decode._TIES[dtype]
-    assert decode._exit_code(results, tie, Console(quiet=True)) == code
+    for name in ("greedy", "sampled"):
+        results = {"greedy": run, "sampled": run} | {
+            name: run | {"mismatches": mismatches}
+        }
+        assert decode._exit_code(results, tie, Console(quiet=True)) == code
+        lossy = {name: run | {"mismatches": mismatches, "lossless": False}}
+        assert decode._exit_code(lossy, tie, Console(quiet=True)) == 0
 
 
 def test_what_compiling_takes_is_told_apart(monkeypatch):

@@ -14,6 +14,7 @@ from flax import struct
 from specjax import metrics
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NgramDrafter
+from specjax.drafters.tree import TreeDrafter
 from specjax.errors import InputError
 from specjax.metrics import timing
 from specjax.models.base import Cache, DecoderOutput, Encoded
@@ -48,15 +49,25 @@ class Mill:
         return Cache(memory=memory, length=jnp.zeros(batch_size, jnp.int32))
 
     def decode(
-        self, tokens, cache, encoded, *, parents=None, taps=(), dropout_key=None
+        self,
+        tokens,
+        cache,
+        encoded,
+        *,
+        parents=None,
+        start=0,
+        taps=(),
+        dropout_key=None,
     ):
-        assert parents is None, "it decodes chains"
         rows = jnp.arange(tokens.shape[0])[:, None]
         slots = cache.length[:, None] + jnp.arange(tokens.shape[1])[None]
         memory = cache.memory.at[rows, slots].set(tokens, mode="drop")
         hidden = self._grind(self.weight[tokens] + encoded.hidden[:, :1], self.work)
         output = DecoderOutput(logits=hidden[..., :VOCABULARY])
         return output, Cache(memory=memory, length=cache.length + tokens.shape[1])
+
+    def keep(self, cache, base, path):
+        return cache
 
 
 def mill(work) -> Mill:
@@ -185,6 +196,20 @@ def test_planted_costs_are_found(cpu_clock):
     assert 0.02 < light.cost_ratio < 0.6
     assert 0.4 < equal.cost_ratio < 5
     assert equal.cost_ratio > 2 * light.cost_ratio
+
+
+@pytest.mark.slow
+def test_a_tree_is_drafted_level_by_level(cpu_clock):
+    """Three nodes side by side cost one pass, one below the other three of them."""
+    wide, deep = (
+        costs(TreeDrafter(mill(HEAVY), parents), gamma=depth)
+        for parents, depth in (((-1, 0, 0, 0), 1), ((-1, 0, 1, 2), 3))
+    )
+    assert (wide.gamma, deep.gamma) == (1, 3)
+    for found in (wide, deep):
+        assert 0.3 < found.verify_ratio < 15
+    assert wide.cost_ratio < 0.75 * 3 * deep.cost_ratio
+    assert 0.4 < deep.cost_ratio < 5
 
 
 def test_the_same_shapes_compile_once():

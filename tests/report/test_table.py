@@ -8,6 +8,10 @@ from rich.console import Console
 from specjax.report import table
 
 METRICS = {
+    "verifier": "token",
+    "verifier_settings": {},
+    "lossless": True,
+    "tree": None,
     "gamma": 7,
     "autoregressive": {"tokens": 90, "seconds": 2.0, "tokens_per_second": 45.0},
     "speculative": {
@@ -40,7 +44,7 @@ EVERY = (
     ("measured", "2.00x"),
     ("from the counts", "2.12x"),
     ("from alpha", "1.75x"),
-    ("gamma, most", "7"),
+    ("gamma, deepest", "7"),
     ("drafted per target call", "6.50"),
     ("alpha, mean", "0.812"),
     ("accepted / drafted", "0.200"),
@@ -69,7 +73,7 @@ def test_every_figure_has_its_line(label, value):
     other = METRICS | {"speedup": 3.0, "gamma": 3}
     cells = line_with(lines(greedy=METRICS, sampled=other), label)
     assert cells[1] == value
-    changed = {"measured": "3.00x", "gamma, most": "3"}
+    changed = {"measured": "3.00x", "gamma, deepest": "3"}
     assert cells[2] == changed.get(label, value)
 
 
@@ -91,13 +95,28 @@ def test_plain_decoding_in_both_columns():
     plain = {"gamma": 0, "speculative": fast, "acceptance_rate": None}
     shown = lines(greedy=METRICS | plain)
     assert line_with(shown, "drafted per target call")[1] == "0.00"
-    assert line_with(shown, "gamma, most")[1] == "0"
+    assert line_with(shown, "gamma, deepest")[1] == "0"
 
 
 def test_a_difference_is_loud():
     mismatches = [{"row": 0, "position": 2, "top2_gap": 0.1}] * 2
     shown = lines(greedy=METRICS | {"identical": False, "mismatches": mismatches})
     assert line_with(shown, "identical")[1] == "NO: 2 differ"
+    different = {"identical": False, "mismatches": mismatches, "lossless": False}
+    cells = line_with(lines(greedy=METRICS | different), "identical")
+    assert cells[1] == "lossy: 2 differ"
+
+
+def test_the_title_names_the_rule_and_the_tree():
+    title = " ".join(" ".join(lines(greedy=METRICS)).split())
+    assert "verifier: token" in title and "LOSSY" not in title and "tree" not in title
+    tree = {"parents": [-1, 0, 0, 1], "siblings": "distinct"}
+    settings = {"epsilon": 0.3, "delta": 0.09}
+    lossy = METRICS | {"verifier": "typical", "verifier_settings": settings}
+    lossy |= {"lossless": False, "tree": tree, "gamma": 2}
+    title = " ".join(" ".join(lines(greedy=lossy)).split())
+    assert "verifier: LOSSY typical (epsilon=0.3, delta=0.09)" in title
+    assert "a tree of 3 nodes, 2 deep, siblings distinct" in title
 
 
 def test_verdict():
@@ -111,6 +130,8 @@ def test_verdict():
     assert (
         "predict 0.80x; --config.gamma=auto looks for a draft length that pays" in loss
     )
+    tree = slow | {"predicted_speedup": 0.8, "tree": {"parents": [-1, 0, 0]}}
+    assert "a smaller tree may pay" in table.verdict("greedy", tree, 1)
     busy = table.verdict("greedy", slow, 7)
     assert busy.endswith("predict 2.12x: a busy machine?")
 
