@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from specjax import trees
 from specjax.types import DraftBlock, Law, Noise
 from specjax.verify.base import (
     Scored,
     Verifier,
     VerifyOutput,
     draft_rows,
+    normalised,
     real_nodes,
     tree_of,
 )
 from specjax.verify.chain import block_rule
+
+Choice = Callable[[Array, Array, Array], tuple[Array, Array]]
+Levels = tuple[Array, Array, Array, Array]
 
 
 def best_path_rule(
@@ -35,22 +43,44 @@ def best_path_rule(
     real, tokens = real_nodes(block), block.tokens
     ids = jnp.arange(1, nodes + 1, dtype=jnp.int32)
 
-    def level(front: Array, _: None) -> tuple[Array, tuple[Array, Array, Array]]:
-        """`front`: nodes that share the chosen prefix; the first of them speaks."""
-        at = jnp.argmax(front).astype(jnp.int32)
-        below = front[parents[1:]] & real
-        count = jnp.sum(below, dtype=jnp.float32)
-        order, law = best_of(p[at], q[at], count)
-        rank = jnp.zeros(vocab_size, jnp.int32).at[order].set(jnp.arange(vocab_size))
-        place = jnp.where(below, rank[tokens], vocab_size)
-        first = jnp.argmin(place)
-        chosen = below & (tokens == tokens[first])
-        node = jnp.where(count > 0, ids[jnp.argmax(chosen)], 0)
-        return jnp.pad(chosen, (1, 0)), (node, law, at)
+    def below(front: Array) -> Array:
+        return front[parents[1:]] & real
 
-    start = jnp.zeros(nodes + 1, bool).at[0].set(True)
-    # As deep as a tree of so many nodes can be; past the end no path goes on.
-    _, (path, laws, after) = jax.lax.scan(level, start, None, length=nodes)
+    def level(choose: Choice, depth: Array, carry: Levels) -> Levels:
+        """`front`: nodes that share the chosen prefix; the first of them speaks."""
+        front, path, laws, after = carry
+        at = jnp.argmax(front).astype(jnp.int32)
+        able = below(front)
+        count = jnp.sum(able, dtype=jnp.float32)
+        ratio, law = choose(p[at], q[at], count)
+        # The best of those drawn; of equal ones the lowest id.
+        best = jnp.max(jnp.where(able, ratio[tokens], -jnp.inf))
+        among = able & (ratio[tokens] == best)
+        chosen = able & (tokens == jnp.min(jnp.where(among, tokens, vocab_size)))
+        node = jnp.where(count > 0, ids[jnp.argmax(chosen)], 0)
+        return (
+            jnp.pad(chosen, (1, 0)),
+            path.at[depth].set(node),
+            laws.at[depth].set(law),
+            after.at[depth].set(at),
+        )
+
+    start = (
+        jnp.zeros(nodes + 1, bool).at[0].set(True),
+        jnp.zeros(nodes, jnp.int32),
+        jnp.zeros((nodes, vocab_size), q.dtype),
+        jnp.zeros(nodes, jnp.int32),
+    )
+    deepest = jnp.max(trees.depths(parents))
+    # Ranking sorts the vocabulary, which costs far more than all the rest: it is done
+    # only down to where one path is left.
+    depth, carry = jax.lax.while_loop(
+        lambda state: (state[0] < deepest) & (jnp.sum(below(state[1][0])) > 1),
+        lambda state: (state[0] + 1, level(best_of, *state)),
+        (jnp.int32(0), start),
+    )
+    alone = functools.partial(level, only)
+    _, path, laws, after = jax.lax.fori_loop(depth, deepest, alone, carry)
     length = jnp.sum(path > 0, dtype=jnp.int32)
     last = jnp.where(length > 0, path[jnp.maximum(length - 1, 0)], 0)
     places = jnp.arange(nodes + 1, dtype=jnp.int32)
@@ -66,7 +96,7 @@ def best_path_rule(
 def best_of(
     p: Float[Array, " V"], q: Float[Array, " V"], count: Float[Array, ""]
 ) -> tuple[Array, Float[Array, " V"]]:
-    """Tokens from the best down, and the law of the best of n draws of q.
+    """How good each token is, and the law of the best of n draws of q.
 
     Args:
         p: the target's law.
@@ -74,7 +104,8 @@ def best_of(
         count: n; at 0 the law is empty.
 
     Returns:
-        The ids in order of p / q, and probabilities by id.
+        p / q by id, of which the greatest is the best (of equal ones the lowest id; -1
+        where q is 0), and probabilities by id.
     """
     ratio = jnp.where(q > 0, p / jnp.where(q > 0, q, 1.0), -1.0)
     order = jnp.argsort(-ratio, stable=True)
@@ -85,7 +116,15 @@ def best_of(
     after = jnp.concatenate([below[1:], jnp.zeros(1, below.dtype)])
     won = jnp.where(ranked > 0, below**count - after**count, 0.0)
     won = jnp.where(count > 0, won, 0.0)
-    return order, jnp.zeros_like(q).at[order].set(won)
+    return ratio, jnp.zeros_like(q).at[order].set(won)
+
+
+def only(
+    p: Float[Array, " V"], q: Float[Array, " V"], count: Float[Array, ""]
+) -> tuple[Array, Float[Array, " V"]]:
+    """`best_of` where n is 1 or 0: nothing is ranked."""
+    del p
+    return jnp.zeros_like(q), jnp.where(count > 0, normalised(q), 0.0)
 
 
 best_path_verify = Verifier(best_path_rule, trees=True, siblings=("paths",))
