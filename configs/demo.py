@@ -31,10 +31,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.typical.epsilon = config_dict.placeholder(float)  # None: 0.3
     config.typical.delta = config_dict.placeholder(float)  # None: 0.09
     # The parent of each node of a tree of drafts, root first: -1,0,0,1,1,2. Empty: a
-    # chain. Its siblings are independent, paths, distinct or chosen; empty: as the
-    # verifier needs them.
+    # chain. "auto" measures, and picks a tree of at most so many nodes, for the last
+    # of the runs.
     config.tree = config_dict.placeholder(object)
     config.tree = ""
+    config.tree_nodes = 16
+    # independent, paths, distinct or chosen; empty: as the verifier needs them.
     config.siblings = ""
     # Tokens drafted per target call. "auto" measures, and may decide for plain
     # decoding. None: 7, or the depth of the tree.

@@ -7,12 +7,15 @@ from typing import Any
 
 import ml_collections
 
+from configs import demo
 from experiments import build
 from specjax import errors, trees
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.tree import TreeDrafter
 from specjax.types import SIBLINGS
 from specjax.verify import Verifier
+
+AUTO = "auto"  # the tree is picked by measurement: `experiments.picking`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +36,36 @@ class Tree:
         return len(trees.levels(self.parents)) - 1
 
 
+def siblings_to_pick(config: ml_collections.ConfigDict, verifier: Verifier) -> str:
+    """How the siblings are drawn of a tree that is yet to be picked.
+
+    Raises:
+        InputError: a gamma, which the tree decides, no node to pick, or what
+            `build_siblings` refuses.
+    """
+    if config.gamma is not None:
+        raise errors.InputError(
+            f"config.gamma is {config.gamma!r} and config.tree {AUTO!r}: a tree's "
+            "gamma is its depth; leave config.gamma out"
+        )
+    build.positive(config, "tree_nodes")
+    return build_siblings(config, verifier)
+
+
 def build_tree(config: ml_collections.ConfigDict, verifier: Verifier) -> Tree | None:
-    """The tree that is drafted; None: a chain.
+    """The tree that is drafted; None: a chain, or one that is yet to be picked.
 
     Raises:
         InputError: no tree, one of more nodes than the decode has tokens, or what
-            `build_siblings` refuses.
+            `build_siblings` refuses; a number of nodes where none is picked.
     """
+    if config.tree == AUTO:
+        return None
+    if config.tree_nodes != demo.get_config().tree_nodes:
+        raise errors.InputError(
+            f"config.tree_nodes is {config.tree_nodes} and config.tree is not "
+            f"{AUTO!r}: it bounds the tree that is picked; leave it out"
+        )
     parents = _parents(config.tree)
     if parents is None:
         if config.siblings:
@@ -88,7 +114,7 @@ def build_siblings(config: ml_collections.ConfigDict, verifier: Verifier) -> str
             "the most probable tokens are not drawn; leave it out"
         )
     if not siblings:
-        return "distinct" if verifier.siblings is None else verifier.siblings[0]
+        return siblings_of(verifier)
     exact = SIBLINGS if verifier.siblings is None else verifier.siblings
     if siblings not in exact:
         raise errors.InputError(
@@ -96,6 +122,11 @@ def build_siblings(config: ml_collections.ConfigDict, verifier: Verifier) -> str
             f"exact for {' or '.join(exact)}"
         )
     return siblings
+
+
+def siblings_of(verifier: Verifier) -> str:
+    """How a tree's siblings are drawn for this rule, where nothing else is asked."""
+    return verifier.siblings[0] if verifier.siblings else "distinct"
 
 
 def _parents(value: Any) -> tuple[int, ...] | None:
@@ -110,7 +141,7 @@ def _parents(value: Any) -> tuple[int, ...] | None:
     except (TypeError, ValueError) as error:
         raise errors.InputError(
             f"config.tree is {value!r}: it must be the parent of each node, root "
-            "first, such as -1,0,0,1,1,2, or empty: a chain"
+            "first, such as -1,0,0,1,1,2, or auto, or empty: a chain"
         ) from error
 
 

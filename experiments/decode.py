@@ -22,11 +22,13 @@ import numpy as np
 from absl import flags
 
 from configs import demo
-from experiments import build, build_tree, command, compare
-from specjax import errors, metrics
+from experiments import build, build_tree, command, compare, picking
+from specjax import errors, metrics, tree_picker
 from specjax.data import batches
+from specjax.drafters.model import ModelDrafter
 from specjax.report import table, trace
 from specjax.sampling import Sampling
+from specjax.verify import Verifier
 
 # Outputs may part where two tokens score alike up to rounding, and only there.
 # A bfloat16 keeps 8 bits: near 16, two neighbours are 1/8 apart.
@@ -46,16 +48,32 @@ def main(
     path = build.input_file(values.input or config.input)
     lines = read_lines(path)
     verifier = build.build_verifier(config)
+    picks = config.tree == build_tree.AUTO
+    siblings = build_tree.siblings_to_pick(config, verifier) if picks else ""
     tree = build_tree.build_tree(config, verifier)
     gamma = build.parse_gamma(config.gamma, tree.depth if tree else None)
     pair = build.build_pair(config)
-    if tree is not None:
-        pair = build_tree.with_tree(pair, tree)
     modes = build_modes(config, pair.num_tokens, gamma)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
     build.check_lengths(rows, buckets, path)
     parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
+    # Costs are those of the bucket that holds the most lines.
+    usual = max(parts, key=lambda part: _lines_like(part, parts))
+
+    console = Console()
+    if picks:
+        with console.status("picking a tree: acceptance by rank, costs of passes"):
+            picked = pick_tree(config, pair, parts, usual, keys, verifier, modes[-1])
+        tree = build_tree.Tree(picked.parents, siblings)
+        modes = [dataclasses.replace(mode, gamma=tree.depth) for mode in modes]
+        console.print(
+            f"picked the tree {','.join(map(str, tree.parents))}: predicted "
+            f"{picked.expected_tokens:.2f} tokens per target call, "
+            f"{picked.predicted_speedup:.2f}x"
+        )
+    if tree is not None:
+        pair = build_tree.with_tree(pair, tree)
     about = {
         "verifier": config.verifier,
         "verifier_settings": build.verifier_settings(config),
@@ -63,15 +81,11 @@ def main(
         "tree": dataclasses.asdict(tree) if tree else None,
     }
     setup = compare.Setup(pair, verifier, config.max_length, about)
-
-    console = Console()
     workdir.mkdir(parents=True, exist_ok=True)
     # What an earlier run has written must not stand beside this one's settings.
     for name in ("metrics.json", "decodes.jsonl", "decodes.jsonl.partial"):
         (workdir / name).unlink(missing_ok=True)
     tallies = {mode.name: compare.Tally() for mode in modes}
-    # The costs are those of the bucket that holds the most lines.
-    usual = max(parts, key=lambda part: _lines_like(part, parts))
     costs: dict[str, dict[int, metrics.Costs]] = {}
     with console.status("timing a draft step, a target step and a verifying pass"):
         for i, mode in enumerate(modes):
@@ -131,6 +145,30 @@ def main(
         )
     print(f"written: {workdir}/{{manifest,metrics}}.json, decodes.jsonl")
     return _exit_code(results, _TIES[config.dtype], console)
+
+
+def pick_tree(
+    config: ml_collections.ConfigDict,
+    pair: build.Pair,
+    parts: list[batches.InferenceBatch],
+    usual: batches.InferenceBatch,
+    keys: jax.Array,
+    verifier: Verifier,
+    mode: compare.Mode,
+) -> tree_picker.Picked:
+    """The tree of ``config.tree=auto``: for one mode, on the lines of one bucket."""
+    assert isinstance(pair.drafter, ModelDrafter)  # `build_siblings` lets no other pass
+    return picking.pick_for_pair(
+        pair.target,
+        pair.drafter.model,
+        [part for part in parts if part.inputs.shape == usual.inputs.shape],
+        keys,
+        verifier=verifier,
+        sampling=mode.sampling,
+        draft_sampling=mode.draft_sampling,
+        max_length=config.max_length,
+        nodes=config.tree_nodes,
+    )
 
 
 def build_modes(

@@ -178,3 +178,17 @@ def test_gamma_of_a_chain(value, depth, gamma):
 @pytest.mark.parametrize("value", [None, 2])
 def test_gamma_of_a_tree(value):
     assert build.parse_gamma(value, 2) == 2
+
+
+@pytest.mark.slow
+def test_a_tree_that_is_picked(folders, tmp_path):
+    rule = "--config.verifier=recursive_distinct"
+    settings = (SAMPLED, "--config.tree=auto", "--config.tree_nodes=3", UNSET, rule)
+    run = decode(folders, tmp_path, *settings)
+    tree = run.metrics["tree"]
+    assert tree["parents"][0] == -1 and 2 <= len(tree["parents"]) <= 4
+    own = build_tree.Tree(tuple(tree["parents"]), tree["siblings"])
+    assert run.metrics["gamma"] == own.depth
+    assert run.metrics["speculative"]["accepted"] > 0
+    named = ",".join(map(str, tree["parents"]))
+    assert f"picked the tree {named}: predicted" in " ".join(run.out.split())
