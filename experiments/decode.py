@@ -32,7 +32,7 @@ from specjax.verify import Verifier
 
 # Outputs may part where two tokens score alike up to rounding, and only there.
 # A bfloat16 keeps 8 bits: near 16, two neighbours are 1/8 apart.
-_TIES = {"float32": 1e-4, "bfloat16": 0.5}
+TIES = {"float32": 1e-4, "bfloat16": 0.5}
 
 
 def main(
@@ -144,7 +144,7 @@ def main(
             f"ids from {pair.num_tokens} on are padding of the vocabulary and ruled out"
         )
     print(f"written: {workdir}/{{manifest,metrics}}.json, decodes.jsonl")
-    return _exit_code(results, _TIES[config.dtype], console)
+    return _exit_code(results, TIES[config.dtype], console)
 
 
 def pick_tree(

@@ -1,9 +1,8 @@
-"""Models of exactly known law, scripted drafters, and the statistics to judge them."""
+"""Models of any length, tiny T5s and scripted drafters."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -12,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx, struct
-from scipy import stats
 
 from specjax.models.base import Cache, DecoderOutput, Encoded
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
+from specjax.proof.tables import write_tokens
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Law
 
@@ -30,57 +29,6 @@ def quick_compile() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
-
-
-def write_tokens(cache: Cache, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A memory of fed tokens with `tokens` overwritten at each row's slots."""
-    slots = cache.length[:, None] + jnp.arange(tokens.shape[1])[None]
-    rows = jnp.arange(tokens.shape[0])[:, None]
-    return cache.memory.at[rows, slots].set(tokens, mode="drop"), slots
-
-
-@struct.dataclass
-class TableModel:
-    """An encoder-decoder whose next-token law is a table over the whole prefix.
-
-    Its cache holds the fed tokens themselves, so that a slot that was not rolled back,
-    or was written at the wrong place, changes the law.
-
-    Attributes:
-        logits: ``[P, V]``: a row per prefix of 0 .. depth tokens after the start token.
-        depth: longest prefix that the table tells apart (static).
-    """
-
-    logits: jax.Array
-    depth: int = struct.field(pytree_node=False)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.logits.shape[1]
-
-    def encode(self, inputs, mask, *, dropout_key=None):
-        hidden = jnp.zeros(inputs.shape + (1,), jnp.float32)
-        return Encoded(hidden=hidden, mask=mask, cross=())
-
-    def init_cache(self, batch_size, size):
-        return Cache(
-            memory=jnp.full((batch_size, size), 7, jnp.int32),
-            length=jnp.zeros(batch_size, jnp.int32),
-        )
-
-    def decode(
-        self, tokens, cache, encoded, *, parents=None, taps=(), dropout_key=None
-    ):
-        assert parents is None, "it decodes chains"
-        memory, slots = write_tokens(cache, tokens)
-        index = jnp.zeros(slots.shape, jnp.int32)
-        for place in range(1, self.depth + 1):  # slot 0 holds the start token
-            known = memory[:, place][:, None]
-            longer = index * self.vocab_size + known + 1
-            index = jnp.where(slots >= place, longer, index)
-        logits = self.logits[jnp.clip(index, 0, len(self.logits) - 1)]
-        length = cache.length + tokens.shape[1]
-        return DecoderOutput(logits=logits), Cache(memory=memory, length=length)
 
 
 @struct.dataclass
@@ -231,120 +179,6 @@ def perturbed(model: T5, seed: int, scale: float) -> T5:
         return jnp.asarray(values + noise, leaf.dtype)
 
     return nnx.merge(graph, jax.tree.map(noisy, state))
-
-
-def num_prefixes(vocab_size: int, depth: int) -> int:
-    return sum(vocab_size**d for d in range(depth + 1))
-
-
-def as_table(probs: np.ndarray, depth: int) -> TableModel:
-    """The model of given probabilities, one row per prefix."""
-    probs = np.asarray(probs, np.float64)
-    with np.errstate(divide="ignore"):
-        return TableModel(logits=jnp.asarray(np.log(probs), jnp.float32), depth=depth)
-
-
-def table_model(
-    seed: int, vocab_size: int, depth: int, zeros: float = 0.0, like=None, mix=0.0
-) -> TableModel:
-    """Random laws; a share `zeros` of the entries is impossible.
-
-    Args:
-        like: a model whose laws are mixed in with weight `mix`: a draft that agrees.
-    """
-    generator = np.random.default_rng(seed)
-    rows = num_prefixes(vocab_size, depth)
-    probs = generator.dirichlet(np.ones(vocab_size), rows)
-    if like is not None:
-        probs = (1 - mix) * probs + mix * np.exp(np.asarray(like.logits, np.float64))
-    dead = generator.random(probs.shape) < zeros
-    dead[np.arange(rows), generator.integers(vocab_size, size=rows)] = False
-    probs = np.where(dead, 0.0, probs)
-    return as_table(probs / probs.sum(-1, keepdims=True), depth)
-
-
-def reference_law(
-    logits: np.ndarray,
-    temperature: float | None = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    num_tokens: int | None = None,
-) -> np.ndarray:
-    """`Sampling.law` of one position, written anew: a loop over ranked ids, float64."""
-    logits = np.array(logits, np.float64)
-    ids = range(len(logits) if num_tokens is None else min(num_tokens, len(logits)))
-    ranked = sorted(ids, key=lambda i: (-logits[i], i))
-    law = np.zeros(len(logits))
-    if temperature is None or temperature == 0:
-        law[ranked[0]] = 1.0
-        return law
-    ranked = ranked[: len(ranked) if top_k is None else top_k]
-    weights = {i: np.exp((logits[i] - logits[ranked[0]]) / temperature) for i in ranked}
-    total, before = sum(weights.values()), 0.0
-    for i in ranked:
-        if top_p is not None and top_p < 1 and before >= top_p:
-            break
-        law[i] = weights[i]
-        before += weights[i] / total
-    return law / law.sum()
-
-
-def transformed(model: TableModel, **settings: Any) -> TableModel:
-    """The model whose plain laws are `model`'s under sampling settings."""
-    rows = [reference_law(row, **settings) for row in np.asarray(model.logits)]
-    return as_table(np.stack(rows), model.depth)
-
-
-def joint_law(model: TableModel, length: int, eos_id: int | None = None) -> np.ndarray:
-    """Exact probability of every sequence of `length` tokens, ``[V] * length``.
-
-    With `eos_id`, everything after the first one is pad (0).
-    """
-    vocab_size = model.vocab_size
-    probs = np.exp(np.asarray(model.logits, np.float64))
-    probs /= probs.sum(-1, keepdims=True)
-    law = np.zeros((vocab_size,) * length)
-    for sequence in itertools.product(range(vocab_size), repeat=length):
-        index, value, shown = 0, 1.0, list(sequence)
-        for place, token in enumerate(sequence):
-            value *= probs[index, token]
-            index = index * vocab_size + token + 1
-            index = min(index, len(probs) - 1)
-            if token == eos_id:
-                shown[place + 1 :] = [0] * (length - place - 1)
-        if eos_id is not None and eos_id in sequence:
-            # Sum out what would have followed: count the sequence once, padded.
-            end = sequence.index(eos_id)
-            if any(sequence[end + 1 :]):
-                continue
-            index, value = 0, 1.0
-            for token in sequence[: end + 1]:
-                value *= probs[index, token]
-                index = index * vocab_size + token + 1
-        law[tuple(shown)] += value
-    return law
-
-
-def chi_square_p(samples: np.ndarray, law: np.ndarray) -> float:
-    """p-value of ``[rows, length]`` samples under an exact joint law.
-
-    A sample of probability 0 gives 0. Cells that expect fewer than 5 are pooled.
-    """
-    samples = np.asarray(samples)
-    cells = np.ravel_multi_index(tuple(samples.T), law.shape)
-    counts = np.bincount(cells, minlength=law.size)
-    law = np.asarray(law, np.float64).ravel()
-    if counts[law <= 1e-12].any():
-        return 0.0
-    counts, law = counts[law > 1e-12], law[law > 1e-12]
-    if len(law) == 1:
-        return 1.0
-    expected = law / law.sum() * len(samples)
-    small = expected < 5
-    if small.any():
-        counts = np.append(counts[~small], counts[small].sum())
-        expected = np.append(expected[~small], expected[small].sum())
-    return float(stats.chisquare(counts, expected).pvalue)
 
 
 def row_keys(seed: int, rows: int) -> jax.Array:

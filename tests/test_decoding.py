@@ -20,17 +20,16 @@ from specjax import (
     speculative_step,
     token_verify,
 )
+from specjax.proof.statistics import chi_square_p
+from specjax.proof.tables import as_table, table_model
 from specjax.sampling import with_arrays
 from tests.helpers import (
     ScriptDrafter,
-    as_table,
-    chi_square_p,
     hash_pair,
     perturbed,
     quick_compile,  # noqa: F401
     ragged_sources,
     row_keys,
-    table_model,
     tiny_t5,
 )
 

@@ -21,16 +21,15 @@ from specjax import (
     token_verify,
 )
 from specjax.decoding import DecodeOutput
-from tests.helpers import (
+from specjax.proof.statistics import chi_square_p
+from specjax.proof.tables import (
     as_table,
-    chi_square_p,
     joint_law,
     num_prefixes,
-    per_row,
-    row_keys,
     table_model,
     transformed,
 )
+from tests.helpers import per_row, row_keys
 from tests.twins import (
     FLAWS,
     RIGHT_RULES,
@@ -277,19 +276,3 @@ def test_autoregressive_baseline():
         )
         assert p_value(output, transformed(TARGET, **values)) > 1e-3
     assert p_value(output, TARGET) < 1e-6
-
-
-def test_statistic_on_hand_values():
-    """The judge itself: exact counts pass, impossible samples fail."""
-    law = np.array([[0.5, 0.25], [0.25, 0.0]])
-    fair = np.array([[0, 0]] * 200 + [[0, 1]] * 100 + [[1, 0]] * 100)
-    assert chi_square_p(fair, law) > 0.999
-    assert chi_square_p(np.concatenate([fair, [[1, 1]]]), law) == 0
-    assert chi_square_p(fair[:300], law) < 1e-6
-    # p(0) = .5; p(1 | 0) = .4: worked by hand.
-    probs = np.array([[0.5, 0.3, 0.2], [0.1, 0.4, 0.5], [1, 0, 0], [0, 0, 1]])
-    model = as_table(probs, 1)
-    np.testing.assert_allclose(joint_law(model, 2)[0], [0.05, 0.2, 0.25], rtol=1e-6)
-    ended = joint_law(model, 2, eos_id=1)
-    np.testing.assert_allclose(ended[1], [0.3, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(ended.sum(), 1, rtol=1e-6)

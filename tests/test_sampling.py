@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from specjax import InputError, Sampling
+from specjax.proof.statistics import chi_square_p
+from specjax.proof.tables import reference_law
 from specjax.sampling import (
     check_sampling,
     draw,
@@ -21,9 +23,7 @@ from specjax.sampling import (
 )
 from specjax.types import Law, Prefix
 from tests.helpers import (
-    chi_square_p,
     quick_compile,  # noqa: F401
-    reference_law,
     row_keys,
 )
 

@@ -12,15 +12,15 @@ from flax import struct
 
 from specjax import ModelDrafter, NgramDrafter, Sampling
 from specjax.drafters.base import Committed
+from specjax.proof.statistics import chi_square_p
+from specjax.proof.tables import table_model
 from specjax.training.draft_init import draft_from_target
 from specjax.types import Noise
 from tests.helpers import (
-    chi_square_p,
     hash_pair,
     perturbed,
     quick_compile,  # noqa: F401
     row_keys,
-    table_model,
     tiny_t5,
 )
 from tests.twins import FLAWS, TwinDrafter

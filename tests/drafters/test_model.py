@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from specjax import ModelDrafter, Sampling
+from specjax.proof.tables import reference_law
 from specjax.sampling import draw
 from specjax.types import Noise
 from tests.helpers import (
     HashModel,
     hash_pair,
     quick_compile,  # noqa: F401
-    reference_law,
     row_keys,
 )
 

@@ -19,9 +19,10 @@ from specjax.errors import InputError
 from specjax.metrics import agreement
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
+from specjax.proof.tables import TableModel, table_model
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Law, Noise
-from tests.helpers import TableModel, row_keys, table_model
+from tests.helpers import row_keys
 
 VOCABULARY, DEPTH = 4, 3
 

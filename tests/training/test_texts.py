@@ -10,6 +10,7 @@ from scipy import stats
 
 from specjax import errors
 from specjax.decoding import autoregressive_generate
+from specjax.proof import tables
 from specjax.sampling import Sampling
 from specjax.training import step, texts
 from tests import helpers
@@ -71,7 +72,7 @@ def test_greedy_texts_are_the_models_greedy_outputs():
 
 def test_sampled_texts_follow_the_models_law_and_end_where_it_ends():
     rows, width = 20_000, 2
-    model = helpers.table_model(3, vocab_size=4, depth=2)
+    model = tables.table_model(3, vocab_size=4, depth=2)
     got = texts.rewrite(model, batch_of(rows, width), KEY, 5, temperature=1.0)
     law = np.exp(np.asarray(model.logits[0], np.float64))
     counts = np.bincount(got.targets[:, 0], minlength=4)
@@ -84,7 +85,7 @@ def test_sampled_texts_follow_the_models_law_and_end_where_it_ends():
 
 
 def test_another_step_draws_other_texts_and_the_same_step_the_same():
-    model = helpers.table_model(3, vocab_size=4, depth=2)
+    model = tables.table_model(3, vocab_size=4, depth=2)
     first, again, other = (
         texts.rewrite(model, batch_of(64, 2), KEY, number, temperature=1.0).targets
         for number in (5, 5, 6)

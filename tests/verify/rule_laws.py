@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import trees
+from specjax.proof.tables import TableModel, joint_law
 from specjax.sampling import draw, draw_distinct
 from specjax.types import DraftBlock, Law, Noise
 from specjax.verify import Scored, Verifier
-from tests.helpers import TableModel, joint_law
 
 TOKENS = 3  # whose joint law is looked at
 HOW = ("independent", "distinct", "chosen")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from specjax import block_verify, token_verify
+from specjax.proof.statistics import chi_square_p
 from specjax.types import DraftBlock, Law, Noise
 from specjax.verify import Scored, block_rule, chain, greedy_rule, token_rule
 from tests.helpers import (
-    chi_square_p,
     quick_compile,  # noqa: F401
     row_keys,
 )

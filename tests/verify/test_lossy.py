@@ -9,14 +9,13 @@ import pytest
 
 from specjax import ModelDrafter, Sampling, speculative_generate, verify
 from specjax.errors import InputError
+from specjax.proof.statistics import chi_square_p
+from specjax.proof.tables import joint_law, table_model
 from specjax.types import DraftBlock, Law, Noise
 from specjax.verify import Scored
 from tests.helpers import (
-    chi_square_p,
-    joint_law,
     quick_compile,  # noqa: F401
     row_keys,
-    table_model,
 )
 
 ROWS, TOKENS = 50_000, 3

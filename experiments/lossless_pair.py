@@ -1,0 +1,346 @@
+"""What `experiments.lossless` proves of a pair of models, whose laws are too large."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from experiments import baseline, build, decode
+from specjax import errors, metrics
+from specjax.data import batches
+from specjax.decoding import DecodeOutput, speculative_generate
+from specjax.drafters.base import Drafter
+from specjax.drafters.tree import TreeDrafter
+from specjax.proof import grid, statistics, verdicts
+from specjax.proof.grid import Way
+from specjax.sampling import Sampling
+from specjax.verify import Verifier
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A pair with its input.
+
+    Attributes:
+        pair: the models.
+        rows: token ids of each line.
+        parts: the lines as batches.
+        keys: one per line.
+        sampling: of target and draft.
+        tie: how far two scores may be apart that rounding exchanges.
+        manifest: what is to be written of it.
+    """
+
+    pair: build.Pair
+    rows: list[list[int]]
+    parts: list[batches.InferenceBatch]
+    keys: jax.Array
+    sampling: Sampling
+    tie: float
+    manifest: dict[str, Any]
+
+
+def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
+    """The pair that the settings name; None: none is named.
+
+    Args:
+        config: the settings.
+        given: the file with the lines.
+
+    Raises:
+        InputError: half of a pair, no input or an input without a pair, or settings
+            that mean nothing.
+    """
+    folders = {role: config[role].checkpoint for role in ("target", "draft")}
+    if not any(folders.values()):
+        if given:
+            raise errors.InputError(
+                f"--input={given} is for a pair: set config.target.checkpoint and "
+                "config.draft.checkpoint, or leave it out"
+            )
+        return None
+    build.positive(config, "batch_size", "draws", "tokens", "gamma")
+    build.check_max_length(config)
+    if config.tokens > config.max_length - 1:
+        raise errors.InputError(
+            f"config.tokens is {config.tokens}: at most config.max_length less the "
+            f"start token, {config.max_length - 1}"
+        )
+    buckets = build.buckets(config)
+    path = build.input_file(given or "")
+    lines = decode.read_lines(path)
+    settings = ml_collections.ConfigDict(
+        dict(
+            target=config.target,
+            draft=config.draft,
+            drafter="model",
+            dtype=config.dtype,
+        )
+    )
+    pair = build.build_pair(settings)
+    sampling = build.build_sampling(config.sampling, "sampling", pair.num_tokens)
+    rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
+    build.check_lengths(rows, buckets, path)
+    return Loaded(
+        pair=pair,
+        rows=rows,
+        parts=list(batches.inference_batches(rows, config.batch_size, buckets)),
+        keys=build.row_keys(config.seed, len(rows)),
+        sampling=sampling,
+        tie=decode.TIES[config.dtype],
+        manifest={
+            "input": str(pathlib.Path(path)),
+            "weights": build.fingerprints(settings),
+            "num_tokens": pair.num_tokens,
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What was seen of one rule.
+
+    Attributes:
+        name: of the rule and its drafts.
+        sampled_p: least p-value of the lines' first tokens against plain sampling,
+            corrected for their number.
+        line: of the input where that was, from 1.
+        greedy: where greedy output leaves the target's own: `row`, `position` and
+            `top2_gap`.
+        coupled: the same of sampled output, with the gap of the noisy scores; None:
+            the rule does not share noise.
+        faults: what is wrong, in words.
+    """
+
+    name: str
+    sampled_p: float
+    line: int
+    greedy: list[dict[str, Any]]
+    coupled: list[dict[str, Any]] | None
+    faults: list[str]
+
+
+def on_pair(
+    loaded: Loaded,
+    rules: Mapping[str, Verifier],
+    config: ml_collections.ConfigDict,
+    draws: int,
+) -> list[Result]:
+    """Compares every rule with the target alone, greedily and by samples.
+
+    Args:
+        loaded: the pair.
+        rules: lossless ones, by name.
+        config: the settings.
+        draws: samples of each line.
+    """
+    from rich import progress
+
+    greedy = Sampling(temperature=None, num_tokens=loaded.pair.num_tokens)
+    sampled = loaded.sampling
+    ways = [
+        (f"{name}, chosen" if way.siblings == "chosen" else name, rule, way)
+        for name, rule in rules.items()
+        for way in grid.ways(rule)
+    ]
+    with progress.Progress(
+        progress.TextColumn("comparing on the pair"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=len(ways) + 1)
+        # Every line many times over, with keys that no other draw has.
+        many = [row for row in loaded.rows for _ in range(draws)]
+        parts = list(
+            batches.inference_batches(many, config.batch_size, build.buckets(config))
+        )
+        own, other = jax.random.split(
+            jax.random.fold_in(loaded.keys[0], len(many)), (2, len(many))
+        )
+        plain = _Plain(loaded.pair, config.max_length)
+        texts = plain.texts(greedy, loaded.parts, loaded.keys)
+        coupled_to = plain.texts(sampled, loaded.parts, loaded.keys)
+        samples = _first(
+            parts, plain.texts(sampled, parts, own), len(many), config.tokens
+        )
+        bar.advance(task)
+        found = []
+        for name, rule, way in ways:
+            drafts = _Drafts(loaded.pair, rule, way, config.gamma, config.max_length)
+            drafted = drafts.texts(sampled, parts, other)
+            seen = _first(parts, drafted, len(many), config.tokens)
+            p_values = [
+                statistics.two_sample_p(samples[at : at + draws], seen[at : at + draws])
+                for at in range(0, len(many), draws)
+            ]
+            apart = _differences(
+                loaded, texts, drafts.texts(greedy, loaded.parts, loaded.keys), greedy
+            )
+            unlike = None
+            if rule.noise == "position":
+                again = drafts.texts(sampled, loaded.parts, loaded.keys)
+                unlike = _differences(loaded, coupled_to, again, sampled)
+            found.append((name, p_values, apart, unlike))
+            bar.advance(task)
+    every = statistics.holm([p for _, p_values, _, _ in found for p in p_values])
+    corrected = every.reshape(len(found), len(loaded.rows))
+    return [
+        _result(name, own_p, apart, unlike, loaded.tie)
+        for (name, _, apart, unlike), own_p in zip(found, corrected, strict=True)
+    ]
+
+
+def _result(
+    name: str,
+    p_values: np.ndarray,
+    greedy: list[dict[str, Any]],
+    coupled: list[dict[str, Any]] | None,
+    tie: float,
+) -> Result:
+    faults, line = [], int(np.argmin(p_values)) + 1
+    if p_values.min() < verdicts.LEVEL:
+        faults.append(
+            f"{name}: what it samples of line {line} is not what the target samples "
+            f"alone (corrected p = {p_values.min():.2g})"
+        )
+    for kind, unlike in (("greedily", greedy), ("of one noise", coupled or [])):
+        for one in unlike:
+            if not one["top2_gap"] <= tie:  # NaN is no tie
+                faults.append(
+                    f"{name}: {kind} line {one['row'] + 1} leaves the target's own at "
+                    f"position {one['position']}, where the two tokens are "
+                    f"{one['top2_gap']:.2g} apart: more than rounding explains"
+                )
+    return Result(name, float(p_values.min()), line, greedy, coupled, faults)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plain:
+    """The target alone."""
+
+    pair: build.Pair
+    max_length: int
+
+    def texts(
+        self,
+        sampling: Sampling,
+        parts: Sequence[batches.InferenceBatch],
+        keys: jax.Array,
+    ) -> list[DecodeOutput]:
+        return baseline.decode_all(
+            self.pair.target, parts, keys, sampling, self.max_length
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drafts:
+    """The target with a draft in front of it."""
+
+    pair: build.Pair
+    rule: Verifier
+    way: Way
+    gamma: int
+    max_length: int
+
+    def texts(
+        self,
+        sampling: Sampling,
+        parts: Sequence[batches.InferenceBatch],
+        keys: jax.Array,
+    ) -> list[DecodeOutput]:
+        drafter: Drafter = self.pair.drafter
+        gamma = self.gamma
+        if self.way.siblings is not None:
+            model = self.pair.drafter.model  # type: ignore[attr-defined]
+            drafter = TreeDrafter(model, self.way.tree, self.way.siblings)
+            gamma = grid.GAMMA
+        return [
+            speculative_generate(
+                self.pair.target,
+                drafter,
+                jnp.asarray(part.inputs),
+                jnp.asarray(part.mask),
+                baseline.batch_keys(keys, part),
+                verifier=self.rule,
+                sampling=sampling,
+                gamma=gamma,
+                max_length=self.max_length,
+                budget=baseline.batch_budget(part, self.max_length),
+                eos_id=self.pair.target.config.eos_id,
+            )
+            for part in parts
+        ]
+
+
+def _first(
+    parts: Sequence[batches.InferenceBatch],
+    outputs: Sequence[DecodeOutput],
+    rows: int,
+    tokens: int,
+) -> list[tuple[int, ...]]:
+    """The first tokens of each row."""
+    texts = baseline.tokens_by_row(parts, outputs, rows)
+    return [tuple(text[:tokens]) for text in texts]
+
+
+def _differences(
+    loaded: Loaded,
+    plain: Sequence[DecodeOutput],
+    other: Sequence[DecodeOutput],
+    sampling: Sampling,
+) -> list[dict[str, Any]]:
+    """Where rows first part, and the gap of the two tokens' scores."""
+    found = []
+    for part, one, two in zip(loaded.parts, plain, other, strict=True):
+        for own in metrics.differences(
+            loaded.pair.target,
+            jnp.asarray(part.inputs),
+            jnp.asarray(part.mask),
+            baseline.batch_keys(loaded.keys, part),
+            one,
+            two,
+            sampling=sampling,
+        ):
+            row = int(part.rows[own.row])
+            found.append({"row": row, "position": own.position, "top2_gap": own.gap})
+    return sorted(found, key=lambda one: one["row"])
+
+
+def result_table(results: Sequence[Result]) -> Any:
+    """One line per rule."""
+    from rich.table import Table
+
+    table = Table(
+        title="on the pair: against the target alone",
+        caption="differ: rows, and the widest gap of the two tokens' scores there",
+        caption_justify="left",
+    )
+    for name in ("rule", "samples, p", "greedy", "one noise", "verdict"):
+        table.add_column(name)
+    for result in results:
+        table.add_row(
+            result.name,
+            f"{result.sampled_p:.2g}",
+            _apart(result.greedy),
+            _apart(result.coupled),
+            "[bold red]FAILS" if result.faults else "as the target",
+        )
+    return table
+
+
+def _apart(unlike: list[dict[str, Any]] | None) -> str:
+    if unlike is None:
+        return "-"
+    if not unlike:
+        return "identical"
+    widest = max(one["top2_gap"] for one in unlike)
+    return f"{len(unlike)} differ (gap {widest:.1g})"

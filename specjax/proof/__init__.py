@@ -1,0 +1,1 @@
+"""Proof that rules write the target's law: exact laws beside many samples."""
