@@ -35,7 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
     # of the runs.
     config.tree = config_dict.placeholder(object)
     config.tree = ""
-    config.tree_nodes = 16
+    config.tree_nodes = config_dict.placeholder(int)  # None: 16
     # independent, paths, distinct or chosen; empty: as the verifier needs them.
     config.siblings = ""
     # Tokens drafted per target call. "auto" measures, and may decide for plain
@@ -47,8 +47,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.sampling.temperature = 1.0
     config.draft_sampling = _sampling()
     config.input = str(pathlib.Path(__file__).with_name("demo_repair.txt"))
-    config.task_prefix = ""  # put before each line: "translate English to German: "
-    config.buckets = (32, 64, 128, 256, 512)  # source lengths that are padded to
+    config.task_prefix = "repair: "  # put before each line
+    config.buckets = (64, 128, 256, 512)  # source lengths that are padded to
     config.max_length = 96  # decoder tokens, start token and EOS included
     config.batch_size = 1
     config.dtype = "float32"  # float32, bfloat16

@@ -19,6 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = demo.get_config()
     config.target.checkpoint = "zoo/ende/target"
     config.draft.checkpoint = "zoo/ende/draft"
+    config.task_prefix = ""
     config.runs = ("greedy",)  # half the compiling: the demo is to end in three minutes
     config.input = str(pathlib.Path(__file__).with_name("demo_ende.txt"))
     return config

@@ -32,7 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
             ),
             seeds=16,  # draws of each line
             input=str(pathlib.Path(__file__).with_name("demo_repair.txt")),
-            task_prefix="",
+            task_prefix="repair: ",
             buckets=(32, 64, 128, 256, 512),  # source lengths that are padded to
             max_length=96,  # decoder tokens, start token and EOS included
             batch_size=80,

@@ -1,9 +1,10 @@
-"""Decoding a file's batches with one model: what several commands do."""
+"""Decoding a file's batches, with and without a draft: what several commands do."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,11 @@ import numpy as np
 
 from specjax import metrics
 from specjax.data import batches
-from specjax.decoding import DecodeOutput, autoregressive_generate
+from specjax.decoding import (
+    DecodeOutput,
+    autoregressive_generate,
+    speculative_generate,
+)
 from specjax.drafters.base import Drafter
 from specjax.models.shared_encoder import SharedEncoderDraft
 from specjax.models.t5 import T5
@@ -54,6 +59,78 @@ def decode(
         budget=batch_budget(part, max_length),
         eos_id=model.config.eos_id,
     )
+
+
+def speculate(
+    target: T5,
+    drafter: Drafter,
+    part: batches.InferenceBatch,
+    keys: jax.Array,
+    *,
+    max_length: int,
+    **settings: Any,
+) -> DecodeOutput:
+    """Decodes a batch with a draft in front of the target.
+
+    Args:
+        target: the target model.
+        drafter: proposes tokens.
+        part: the batch.
+        keys: one key per row of the whole file.
+        max_length: decoder tokens, start token included.
+        **settings: of `speculative_generate`.
+    """
+    return speculative_generate(
+        target,
+        drafter,
+        jnp.asarray(part.inputs),
+        jnp.asarray(part.mask),
+        batch_keys(keys, part),
+        max_length=max_length,
+        budget=batch_budget(part, max_length),
+        eos_id=target.config.eos_id,
+        **settings,
+    )
+
+
+def differences(
+    target: T5,
+    part: batches.InferenceBatch,
+    keys: jax.Array,
+    plain: DecodeOutput,
+    other: DecodeOutput,
+    sampling: Sampling,
+) -> list[dict[str, Any]]:
+    """Where rows first part from the target's own, by row of the file.
+
+    Args:
+        target: the target model.
+        part: the batch.
+        keys: one key per row of the whole file.
+        plain: of the target alone.
+        other: of the same batch.
+        sampling: of both.
+
+    Returns:
+        `row`, `position` and `top2_gap`, which is that of the noisy scores of samples.
+    """
+    found = metrics.differences(
+        target,
+        jnp.asarray(part.inputs),
+        jnp.asarray(part.mask),
+        batch_keys(keys, part),
+        plain,
+        other,
+        sampling=sampling,
+    )
+    return [
+        {
+            "row": int(part.rows[one.row]),
+            "position": one.position,
+            "top2_gap": one.gap,
+        }
+        for one in found
+    ]
 
 
 def decode_all(

@@ -7,7 +7,6 @@ from typing import Any
 
 import ml_collections
 
-from configs import demo
 from experiments import build
 from specjax import errors, trees
 from specjax.drafters.model import ModelDrafter
@@ -16,6 +15,7 @@ from specjax.types import SIBLINGS
 from specjax.verify import Verifier
 
 AUTO = "auto"  # the tree is picked by measurement: `experiments.picking`
+_NODES = 16  # of such a tree, where nothing else is asked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +48,20 @@ def siblings_to_pick(config: ml_collections.ConfigDict, verifier: Verifier) -> s
             f"config.gamma is {config.gamma!r} and config.tree {AUTO!r}: a tree's "
             "gamma is its depth; leave config.gamma out"
         )
-    build.positive(config, "tree_nodes")
+    nodes_to_pick(config)
     return build_siblings(config, verifier)
+
+
+def nodes_to_pick(config: ml_collections.ConfigDict) -> int:
+    """The most nodes of a tree that is yet to be picked, its root not counted.
+
+    Raises:
+        InputError: below 1.
+    """
+    if config.tree_nodes is None:
+        return _NODES
+    build.positive(config, "tree_nodes")
+    return int(config.tree_nodes)
 
 
 def build_tree(config: ml_collections.ConfigDict, verifier: Verifier) -> Tree | None:
@@ -61,7 +73,7 @@ def build_tree(config: ml_collections.ConfigDict, verifier: Verifier) -> Tree | 
     """
     if config.tree == AUTO:
         return None
-    if config.tree_nodes != demo.get_config().tree_nodes:
+    if config.tree_nodes is not None:
         raise errors.InputError(
             f"config.tree_nodes is {config.tree_nodes} and config.tree is not "
             f"{AUTO!r}: it bounds the tree that is picked; leave it out"

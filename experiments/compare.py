@@ -17,11 +17,7 @@ import numpy as np
 from experiments import baseline, build
 from specjax import metrics, theory
 from specjax.data import batches
-from specjax.decoding import (
-    DecodeOutput,
-    Stats,
-    speculative_generate,
-)
+from specjax.decoding import DecodeOutput, Stats
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
 
@@ -85,19 +81,16 @@ class Setup:
         """Decodes a batch with the draft in front; plainly where gamma is 0."""
         if mode.gamma == 0:
             return self.plain(batch, keys, mode)
-        return speculative_generate(
+        return baseline.speculate(
             self.pair.target,
             self.pair.drafter,
-            jnp.asarray(batch.inputs),
-            jnp.asarray(batch.mask),
-            baseline.batch_keys(keys, batch),
+            batch,
+            keys,
             verifier=self.verifier,
             sampling=mode.sampling,
             draft_sampling=mode.draft_sampling,
             gamma=mode.gamma,
             max_length=self.max_length,
-            budget=baseline.batch_budget(batch, self.max_length),
-            eos_id=self.pair.target.config.eos_id,
             trace=with_trace,
         )
 
@@ -289,22 +282,9 @@ def decode_batch(
     tally.stats.append(fast_output.stats)
     tally.agreements.append(_agreement(setup, part, mode, plain_output))
     if setup.one_text(mode):
-        tally.mismatches += [
-            {
-                "row": int(part.rows[own.row]),
-                "position": own.position,
-                "top2_gap": own.gap,
-            }
-            for own in metrics.differences(
-                setup.pair.target,
-                jnp.asarray(part.inputs),
-                jnp.asarray(part.mask),
-                baseline.batch_keys(keys, part),
-                plain_output,
-                fast_output,
-                sampling=mode.sampling,
-            )
-        ]
+        tally.mismatches += baseline.differences(
+            setup.pair.target, part, keys, plain_output, fast_output, mode.sampling
+        )
     return plain_output, fast_output
 
 

@@ -167,7 +167,7 @@ def pick_tree(
         sampling=mode.sampling,
         draft_sampling=mode.draft_sampling,
         max_length=config.max_length,
-        nodes=config.tree_nodes,
+        nodes=build_tree.nodes_to_pick(config),
     )
 
 

@@ -26,7 +26,7 @@ from absl import flags
 
 from configs import lossless
 from experiments import build, command, lossless_pair
-from specjax import decoding, errors
+from specjax import errors
 from specjax.proof import grid, verdicts
 from specjax.verify import Verifier
 
@@ -61,15 +61,13 @@ def main(
             **(pair.manifest if pair else {}),
         ),
     )
-    found, programs = on_tables(claims | controls, sizes.rows, sizes.rounds, config)
+    found = on_tables(claims | controls, sizes.rows, sizes.rounds, config.seed)
     console.print(verdict_table(found))
     faults = [
         f"{line.name}, {line.kind} drafts: {fault}"
         for line in found
         for fault in line.faults
     ]
-    if programs:
-        faults.append(f"{programs} programs more than one per rule and layout compiled")
     content: dict[str, Any] = {
         "rules": [dataclasses.asdict(line) | {"good": line.good} for line in found]
     }
@@ -113,18 +111,15 @@ def on_tables(
     rules: dict[str, Verifier],
     rows: int,
     rounds: int,
-    config: ml_collections.ConfigDict,
-) -> tuple[list[verdicts.Line], int]:
+    seed: int,
+) -> list[verdicts.Line]:
     """Proves rules on tables.
 
     Args:
         rules: by name.
         rows: samples of each cell and round.
         rounds: of samples.
-        config: its seed is read.
-
-    Returns:
-        The verdicts, and how many programs too many were compiled.
+        seed: of the samples.
     """
     from rich import progress
 
@@ -134,7 +129,6 @@ def on_tables(
     ]
     # A greedy target turns each lossless rule into one and the same program.
     layouts = {own.way: own for own in subjects if own.verifier.lossless}
-    before = _programs()
     with (
         progress.Progress(
             progress.TextColumn("proving"),
@@ -149,7 +143,7 @@ def on_tables(
         task = bar.add_task("", total=len(subjects) + len(layouts))
 
         def proved(subject: verdicts.Subject) -> verdicts.Proof:
-            found = verdicts.prove(subject, pairs, cells, rows, rounds, config.seed)
+            found = verdicts.prove(subject, pairs, cells, rows, rounds, seed)
             bar.advance(task)
             return found
 
@@ -161,7 +155,7 @@ def on_tables(
         proofs = [pool.submit(proved, subject) for subject in subjects]
         same = {way: pool.submit(greedy, own) for way, own in layouts.items()}
         try:
-            lines = verdicts.lines(
+            return verdicts.lines(
                 [own.result() for own in proofs],
                 [
                     same[own.way].result() if own.verifier.lossless else None
@@ -171,14 +165,6 @@ def on_tables(
         except BaseException:
             pool.shutdown(cancel_futures=True)  # nobody waits for what is queued
             raise
-    compiled = _programs() - before
-    return lines, max(compiled - len(subjects) - len(layouts), 0)
-
-
-def _programs() -> int:
-    """How many programs of the speculative loop are compiled."""
-    loop: Any = decoding._speculative_loop
-    return loop._cache_size()
 
 
 def verdict_table(lines: Sequence[verdicts.Line]) -> Any:

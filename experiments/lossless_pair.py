@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from experiments import baseline, build, decode
-from specjax import errors, metrics
+from specjax import errors
 from specjax.data import batches
-from specjax.decoding import DecodeOutput, speculative_generate
-from specjax.drafters.base import Drafter
+from specjax.decoding import DecodeOutput
+from specjax.drafters.model import ModelDrafter
 from specjax.drafters.tree import TreeDrafter
 from specjax.proof import grid, statistics, verdicts
 from specjax.proof.grid import Way
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
+
+# Decodes batches: with one key per row of the file, and drawn so.
+Texts = Callable[
+    [Sequence[batches.InferenceBatch], jax.Array, Sampling], list[DecodeOutput]
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +100,7 @@ def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
         sampling=sampling,
         tie=decode.TIES[config.dtype],
         manifest={
-            "input": str(pathlib.Path(path)),
+            "input": str(path),
             "weights": build.fingerprints(settings),
             "num_tokens": pair.num_tokens,
         },
@@ -166,28 +170,27 @@ def on_pair(
         own, other = jax.random.split(
             jax.random.fold_in(loaded.keys[0], len(many)), (2, len(many))
         )
-        plain = _Plain(loaded.pair, config.max_length)
-        texts = plain.texts(greedy, loaded.parts, loaded.keys)
-        coupled_to = plain.texts(sampled, loaded.parts, loaded.keys)
-        samples = _first(
-            parts, plain.texts(sampled, parts, own), len(many), config.tokens
+        plain: Texts = functools.partial(
+            baseline.decode_all, loaded.pair.target, max_length=config.max_length
         )
+        lines = loaded.parts, loaded.keys
+        texts, coupled_to = plain(*lines, greedy), plain(*lines, sampled)
+        samples = _first(parts, plain(parts, own, sampled), len(many), config.tokens)
         bar.advance(task)
         found = []
         for name, rule, way in ways:
-            drafts = _Drafts(loaded.pair, rule, way, config.gamma, config.max_length)
-            drafted = drafts.texts(sampled, parts, other)
-            seen = _first(parts, drafted, len(many), config.tokens)
+            drafted = _drafted(loaded, rule, way, config)
+            seen = _first(
+                parts, drafted(parts, other, sampled), len(many), config.tokens
+            )
             p_values = [
                 statistics.two_sample_p(samples[at : at + draws], seen[at : at + draws])
                 for at in range(0, len(many), draws)
             ]
-            apart = _differences(
-                loaded, texts, drafts.texts(greedy, loaded.parts, loaded.keys), greedy
-            )
+            apart = _differences(loaded, texts, drafted(*lines, greedy), greedy)
             unlike = None
             if rule.noise == "position":
-                again = drafts.texts(sampled, loaded.parts, loaded.keys)
+                again = drafted(*lines, sampled)
                 unlike = _differences(loaded, coupled_to, again, sampled)
             found.append((name, p_values, apart, unlike))
             bar.advance(task)
@@ -223,62 +226,33 @@ def _result(
     return Result(name, float(p_values.min()), line, greedy, coupled, faults)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plain:
-    """The target alone."""
-
-    pair: build.Pair
-    max_length: int
-
-    def texts(
-        self,
-        sampling: Sampling,
-        parts: Sequence[batches.InferenceBatch],
-        keys: jax.Array,
-    ) -> list[DecodeOutput]:
-        return baseline.decode_all(
-            self.pair.target, parts, keys, sampling, self.max_length
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Drafts:
-    """The target with a draft in front of it."""
-
-    pair: build.Pair
-    rule: Verifier
-    way: Way
-    gamma: int
-    max_length: int
+def _drafted(
+    loaded: Loaded, rule: Verifier, way: Way, config: ml_collections.ConfigDict
+) -> Texts:
+    """Decodes batches with a draft in front of the target."""
+    drafter, gamma = loaded.pair.drafter, config.gamma
+    if way.siblings is not None:
+        assert isinstance(drafter, ModelDrafter)  # `load` makes no other
+        drafter, gamma = TreeDrafter(drafter.model, way.tree, way.siblings), grid.GAMMA
 
     def texts(
-        self,
-        sampling: Sampling,
-        parts: Sequence[batches.InferenceBatch],
-        keys: jax.Array,
+        parts: Sequence[batches.InferenceBatch], keys: jax.Array, sampling: Sampling
     ) -> list[DecodeOutput]:
-        drafter: Drafter = self.pair.drafter
-        gamma = self.gamma
-        if self.way.siblings is not None:
-            model = self.pair.drafter.model  # type: ignore[attr-defined]
-            drafter = TreeDrafter(model, self.way.tree, self.way.siblings)
-            gamma = grid.GAMMA
         return [
-            speculative_generate(
-                self.pair.target,
+            baseline.speculate(
+                loaded.pair.target,
                 drafter,
-                jnp.asarray(part.inputs),
-                jnp.asarray(part.mask),
-                baseline.batch_keys(keys, part),
-                verifier=self.rule,
+                part,
+                keys,
+                verifier=rule,
                 sampling=sampling,
                 gamma=gamma,
-                max_length=self.max_length,
-                budget=baseline.batch_budget(part, self.max_length),
-                eos_id=self.pair.target.config.eos_id,
+                max_length=config.max_length,
             )
             for part in parts
         ]
+
+    return texts
 
 
 def _first(
@@ -299,19 +273,13 @@ def _differences(
     sampling: Sampling,
 ) -> list[dict[str, Any]]:
     """Where rows first part, and the gap of the two tokens' scores."""
-    found = []
-    for part, one, two in zip(loaded.parts, plain, other, strict=True):
-        for own in metrics.differences(
-            loaded.pair.target,
-            jnp.asarray(part.inputs),
-            jnp.asarray(part.mask),
-            baseline.batch_keys(loaded.keys, part),
-            one,
-            two,
-            sampling=sampling,
-        ):
-            row = int(part.rows[own.row])
-            found.append({"row": row, "position": own.position, "top2_gap": own.gap})
+    found = [
+        one
+        for part, own, drafted in zip(loaded.parts, plain, other, strict=True)
+        for one in baseline.differences(
+            loaded.pair.target, part, loaded.keys, own, drafted, sampling
+        )
+    ]
     return sorted(found, key=lambda one: one["row"])
 
 

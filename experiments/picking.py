@@ -13,7 +13,6 @@ import numpy as np
 from experiments import baseline, build_tree
 from specjax import errors, metrics, tree_picker
 from specjax.data import batches
-from specjax.decoding import speculative_generate
 from specjax.drafters.tree import TreeDrafter
 from specjax.models.base import Cache, Encoded, encode_draft
 from specjax.models.t5 import T5
@@ -116,19 +115,16 @@ def measure_acceptance(
     siblings = build_tree.siblings_of(rule)
     drafter = TreeDrafter(draft_model, tree_picker.wide_tree(ranks, depth), siblings)
     outputs = [
-        speculative_generate(
+        baseline.speculate(
             target,
             drafter,
-            jnp.asarray(part.inputs),
-            jnp.asarray(part.mask),
-            baseline.batch_keys(keys, part),
+            part,
+            keys,
             verifier=rule,
             sampling=sampling,
             draft_sampling=draft_sampling,
             gamma=depth,
             max_length=max_length,
-            budget=baseline.batch_budget(part, max_length),
-            eos_id=target.config.eos_id,
             trace=True,
         )
         for part in parts

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from absl import flags
@@ -34,7 +33,6 @@ from experiments import (
 )
 from specjax import errors, metrics, tree_picker, trees
 from specjax.data import batches
-from specjax.decoding import speculative_generate
 from specjax.drafters.model import ModelDrafter
 from specjax.drafters.tree import TreeDrafter
 from specjax.models import t5_config
@@ -329,18 +327,15 @@ def decode_case(setup: Setup, case: Case) -> Counts:
     emitted, calls = np.zeros((2, len(keys)), np.int64)
     stats = []
     for part in parts:
-        output = speculative_generate(
+        output = baseline.speculate(
             setup.pair.target,
             drafter,
-            jnp.asarray(part.inputs),
-            jnp.asarray(part.mask),
-            baseline.batch_keys(keys, part),
+            part,
+            keys,
             verifier=case.verifier,
             sampling=setup.samplings[case.run],
             gamma=case.depth,
             max_length=setup.max_length,
-            budget=baseline.batch_budget(part, setup.max_length),
-            eos_id=setup.pair.target.config.eos_id,
         )
         stats.append(output.stats)
         rows = part.rows[part.valid]

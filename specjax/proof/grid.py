@@ -446,16 +446,12 @@ def rows_independent(
     )
     again = decode(pairs, verifier, make, mixed)
     count = int(kept.sum())
-    same = (again.tokens[:count] == output.tokens[order[kept]]).all()
-    for field in jax.tree.leaves(
-        jax.tree.map(
-            lambda one, two: (one[:count] == two[order[kept]]).all(),
-            again.stats,
-            output.stats,
-        )
-    ):
-        same = same & field
-    return bool(same)
+    same = jax.tree.map(
+        lambda one, two: bool((one[:count] == two[order[kept]]).all()),
+        (again.tokens, again.stats),
+        (output.tokens, output.stats),
+    )
+    return all(jax.tree.leaves(same))
 
 
 def greedy_identical(pairs: Pairs, verifier: Verifier, make: MakeDrafter) -> bool:

@@ -222,7 +222,7 @@ def joint_law(model: TableModel, length: int, eos_id: int | None = None) -> np.n
     """Exact probability of every sequence of `length` tokens, ``[V] * length``.
 
     Args:
-        model: of one table.
+        model: of one table, no shallower than `length` - 1.
         length: tokens after the start token.
         eos_id: everything after the first one is pad (0). None: no token ends a text.
     """
@@ -231,21 +231,15 @@ def joint_law(model: TableModel, length: int, eos_id: int | None = None) -> np.n
     probs /= probs.sum(-1, keepdims=True)
     law = np.zeros((vocab_size,) * length)
     for sequence in itertools.product(range(vocab_size), repeat=length):
-        index, value, shown = 0, 1.0, list(sequence)
-        for place, token in enumerate(sequence):
+        text = sequence
+        if eos_id in sequence:
+            # One sequence stands for all that could follow: the padded one.
+            text = sequence[: sequence.index(eos_id) + 1]
+            if any(sequence[len(text) :]):
+                continue
+        index, value = 0, 1.0
+        for token in text:
             value *= probs[index, token]
             index = index * vocab_size + token + 1
-            index = min(index, len(probs) - 1)
-            if token == eos_id:
-                shown[place + 1 :] = [0] * (length - place - 1)
-        if eos_id is not None and eos_id in sequence:
-            # Sum out what would have followed: count the sequence once, padded.
-            end = sequence.index(eos_id)
-            if any(sequence[end + 1 :]):
-                continue
-            index, value = 0, 1.0
-            for token in sequence[: end + 1]:
-                value *= probs[index, token]
-                index = index * vocab_size + token + 1
-        law[tuple(shown)] += value
+        law[sequence] = value
     return law

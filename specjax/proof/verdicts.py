@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from specjax.proof import grid, statistics
@@ -79,18 +78,19 @@ def prove(
     accepted = grid.accepted_laws(pairs, cells, subject.verifier, subject.way)
     # Another seed makes other keys in every round.
     seeds = np.random.SeedSequence(seed).generate_state(rounds + 1)
-    batches = [grid.make_rows(cells, rows, int(own)) for own in seeds]
-    findings, first = [], None
-    for batch in batches[:-1]:
-        output = grid.decode(pairs, subject.verifier, subject.make, batch)
-        findings.append(tuple(grid.judge(cells, output, joint, accepted)))
-        first = output if first is None else first
-    assert first is not None
-    independent = grid.rows_independent(
-        pairs, subject.verifier, subject.make, batches[0], first, batches[-1]
+    *batches, others = [grid.make_rows(cells, rows, int(own)) for own in seeds]
+    outputs = [
+        grid.decode(pairs, subject.verifier, subject.make, batch) for batch in batches
+    ]
+    return Proof(
+        subject=subject,
+        findings=tuple(
+            tuple(grid.judge(cells, output, joint, accepted)) for output in outputs
+        ),
+        independent=grid.rows_independent(
+            pairs, subject.verifier, subject.make, batches[0], outputs[0], others
+        ),
     )
-    jax.block_until_ready(first)
-    return Proof(subject, tuple(findings), independent)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ def refused(folders, tmp_path, monkeypatch):
         raise AssertionError("decoding began")
 
     monkeypatch.setattr(baseline, "autoregressive_generate", work)
-    monkeypatch.setattr(compare, "speculative_generate", work)
+    monkeypatch.setattr(baseline, "speculative_generate", work)
     monkeypatch.setattr(metrics, "measure_costs", work)
     workdir = tmp_path / "new"
 

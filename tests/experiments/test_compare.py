@@ -5,7 +5,7 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from experiments import compare, decode
+from experiments import baseline, compare, decode
 from specjax.data import batches
 from specjax.sampling import Sampling
 from tests import pairs
@@ -16,7 +16,7 @@ ROW, POSITION = 3, 4
 @pytest.fixture
 def one_wrong_token(monkeypatch):
     """Speculation that once writes another token than the target would."""
-    generate = compare.speculative_generate
+    generate = baseline.speculative_generate
 
     def wrong(target, drafter, inputs, *arguments, **settings):
         output = generate(target, drafter, inputs, *arguments, **settings)
@@ -29,7 +29,7 @@ def one_wrong_token(monkeypatch):
 
     # What is decoded before the lines: twice to tell compiling apart.
     wrong.calls, wrong.skipped = 0, 2
-    monkeypatch.setattr(compare, "speculative_generate", wrong)
+    monkeypatch.setattr(baseline, "speculative_generate", wrong)
     # Each line is decoded once: its bucket counts as known.
     decode_batch = compare.decode_batch
 

@@ -15,6 +15,8 @@ from configs import (
     ende_draft,
     ende_short,
     ende_target,
+    english_draft,
+    english_target,
     repair_draft,
     repair_target,
 )
@@ -337,11 +339,15 @@ def test_distillation_raises_alpha(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "module", [repair_target, repair_draft, ende_short, ende_target, ende_draft]
+    "module",
+    [
+        *(repair_target, repair_draft, ende_short, ende_target, ende_draft),
+        *(english_target, english_draft),
+    ],
 )
 def test_shipped_configs_make_records(module):
     config = module.get_config().lock()
-    assert train_settings.model_config(config).vocab_size in (4096, 8000)
+    assert train_settings.model_config(config).vocab_size in (1024, 4096, 8000)
     assert train_settings.optimizer_config(config).steps >= 600
 
 
