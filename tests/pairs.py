@@ -218,6 +218,7 @@ def pair_flags(folders: Folders) -> tuple[str, ...]:
         f"--config.buckets={BUCKET}",
         f"--config.max_length={MAX_LENGTH}",
         f"--config.gamma={GAMMA}",
+        "--config.task_prefix=",
         "--config.repeats=1",
     )
 

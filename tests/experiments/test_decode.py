@@ -1,5 +1,6 @@
 """`experiments.decode` from flags to files, on a tiny pair."""
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -292,6 +293,21 @@ def test_ngram_drafter_needs_no_draft(decoded, folders, tmp_path):
     assert 0 < fast["drafted"] < pairs.GAMMA * fast["target_calls"]
     assert 0 < fast["accepted"] < fast["drafted"]
     assert 0 < run.metrics["alpha"] < 1
+
+
+@pytest.mark.slow
+def test_the_tasks_prefix_is_put_before_each_line(decoded, folders, tmp_path):
+    path = tmp_path / "prefixed.txt"
+    path.write_text("".join(f"small {line}\n" for line in pairs.LINES))
+    own = dataclasses.replace(folders, input=path)
+    with pairs.costs_are():
+        by_hand = pairs.run_decode(own, tmp_path / "one", GREEDY)
+        prefix = "--config.task_prefix=small "
+        run = pairs.run_decode(folders, tmp_path / "two", GREEDY, prefix)
+    tokens = [record["tokens"] for record in run.decodes]
+    assert tokens == [record["tokens"] for record in by_hand.decodes]
+    assert tokens != [record["tokens"] for record in decoded.decodes]
+    assert [record["input"] for record in run.decodes] == list(pairs.LINES)
 
 
 @pytest.mark.slow

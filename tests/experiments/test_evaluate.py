@@ -22,6 +22,7 @@ def run_evaluate(folders, path, workdir, *settings) -> pairs.Run:
         f"--config.buckets={pairs.BUCKET}",
         f"--config.max_length={pairs.MAX_LENGTH}",
         "--config.batch_size=3",
+        "--config.prefix=",
         f"--input={path}",
         f"--workdir={workdir}",
     )

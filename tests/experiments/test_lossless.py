@@ -62,7 +62,8 @@ def test_all_good_is_0_and_written(seen, tmp_path):
     asked = seen([GOOD, CAUGHT])
     run = run_lossless(tmp_path)
     assert run.code == 0, run.err
-    assert asked == {"rules": list(build.VERIFIERS), "rows": 6000, "rounds": 3}
+    assert asked["rules"] == list(build.VERIFIERS)
+    assert (asked["rows"], asked["rounds"]) == (6000, 3)
     assert "lossy, caught" in run.out and "lossless" in run.out
     assert run.metrics["lossless"] and run.metrics["faults"] == []
     assert run.metrics["rules"][0]["joint_p"] == 0.5
