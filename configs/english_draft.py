@@ -26,5 +26,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.vocab_size = own.model.vocab_size
     config.optimizer.update(steps=1500, decay_steps=1400)
     config.data.update(own.data)
+    config.distill.target = "zoo/repair/target"
     config.data.validation_rows = 600
     return config

@@ -1,7 +1,8 @@
-"""The draft of the `repair` pair: a sixth of the weights a step of the target.
+"""A draft for the `repair_target`: a sixth of the weights a step.
 
     python -m experiments.distill --config=configs/repair_draft.py \
-        --config.data.folder=DATA --config.data.train=FILE --workdir=DIR
+        --config.distill.target=TARGET --config.data.folder=DATA \
+        --config.data.train=FILE --workdir=DIR
 
 FILE is a JSONL of `source` and `target` whose targets the target model has written: a
 draft is there to say what the target says (sequence-level distillation, Kim and Rush
@@ -27,5 +28,4 @@ def get_config() -> ml_collections.ConfigDict:
         num_decoder_layers=1,
     )
     config.optimizer.update(learning_rate=3e-3, warmup_steps=100)
-    config.distill.target = "zoo/repair/target"
     return config

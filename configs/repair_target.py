@@ -1,4 +1,4 @@
-"""The target of the `repair` pair: a T5 1.1 of 9.1 M parameters.
+"""A target for `repair` alone: a T5 1.1 of 9.1 M parameters.
 
     python -m experiments.train --config=configs/repair_target.py \
         --config.data.folder=DATA --workdir=DIR
