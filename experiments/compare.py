@@ -326,8 +326,11 @@ def summarize(
     calls = int(np.sum(stats.target_calls))
     alpha = metrics.alpha(*tally.agreements)
     speculates = mode.gamma > 0
-    # Of chains, by a rule that accepts a draft with the chance alpha.
-    has_formula = setup.verifier.lossless and not setup.pair.drafter.trees
+    # Of chains, by a rule that accepts a draft with the chance alpha: rules that read
+    # no law accept less, but greedily all are one.
+    by_alpha = setup.verifier.needs_law or mode.sampling.greedy
+    is_chain = not setup.pair.drafter.trees
+    has_formula = setup.verifier.lossless and by_alpha and is_chain
     drafted, accepted = int(np.sum(stats.drafted)), int(np.sum(stats.accepted))
     return setup.about | {
         "gamma": mode.gamma,

@@ -64,7 +64,9 @@ def main(
     console = Console()
     if picks:
         with console.status("picking a tree: acceptance by rank, costs of passes"):
-            picked = pick_tree(config, pair, parts, usual, keys, verifier, modes[-1])
+            picked = pick_tree(
+                config, pair, parts, usual, keys, verifier, siblings, modes[-1]
+            )
         tree = build_tree.Tree(picked.parents, siblings)
         modes = [dataclasses.replace(mode, gamma=tree.depth) for mode in modes]
         console.print(
@@ -154,6 +156,7 @@ def pick_tree(
     usual: batches.InferenceBatch,
     keys: jax.Array,
     verifier: Verifier,
+    siblings: str,
     mode: compare.Mode,
 ) -> tree_picker.Picked:
     """The tree of ``config.tree=auto``: for one mode, on the lines of one bucket."""
@@ -164,10 +167,12 @@ def pick_tree(
         [part for part in parts if part.inputs.shape == usual.inputs.shape],
         keys,
         verifier=verifier,
+        siblings=siblings,
         sampling=mode.sampling,
         draft_sampling=mode.draft_sampling,
         max_length=config.max_length,
-        nodes=build_tree.nodes_to_pick(config),
+        # The root too must fit into the buffer.
+        nodes=min(build_tree.nodes_to_pick(config), config.max_length - 1),
     )
 
 

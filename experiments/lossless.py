@@ -43,6 +43,7 @@ def main(
     build.row_keys(config.seed, 1)
     claims, controls = claimed(config)
     sizes = config.fast if values.fast else config
+    refuse_unread(config, values.fast)
     pair = lossless_pair.load(config, values.input)
 
     console = Console()
@@ -83,6 +84,23 @@ def main(
         console.print(f"[bold red]{fault}", highlight=False)
     print(f"written: {workdir}/{{manifest,metrics}}.json")
     return 1 if faults else 0
+
+
+def refuse_unread(config: ml_collections.ConfigDict, fast: bool) -> None:
+    """Refuses a number of samples that ``--fast``, or its absence, passes over.
+
+    Raises:
+        InputError: naming it.
+    """
+    known, unread = lossless.get_config(), ("fast.rows", "fast.rounds", "fast.draws")
+    for name in ("rows", "rounds", "draws") if fast else unread:
+        section, _, last = name.rpartition(".")
+        own, usual = (one[section] if section else one for one in (config, known))
+        if own[last] != usual[last]:
+            wanted = "leave --fast out" if fast else "add --fast"
+            raise errors.InputError(
+                f"config.{name} is {own[last]} and is not read here: {wanted}"
+            )
 
 
 def claimed(
@@ -179,7 +197,9 @@ def verdict_table(lines: Sequence[verdicts.Line]) -> Any:
         caption="p: least p-value of the first tokens' joint law over settings and "
         "rounds, corrected for their number\n|z|: accepted drafts against enumeration, "
         "in standard errors\n"
-        "greedy: beside the target alone; rows: in another order, among other rows\n"
+        "greedy: beside the target alone, once for each layout of drafts: a greedy "
+        "target makes all lossless rules one\n"
+        "rows: in another order, among other rows\n"
         "A lossy rule is a control: the same test must catch it.",
         caption_justify="left",
     )

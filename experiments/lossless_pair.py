@@ -11,6 +11,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from configs import lossless
 from experiments import baseline, build, decode
 from specjax import errors
 from specjax.data import batches
@@ -21,6 +22,10 @@ from specjax.proof import grid, statistics, verdicts
 from specjax.proof.grid import Way
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
+
+_OF_A_PAIR = (
+    "gamma draws tokens sampling task_prefix buckets max_length batch_size dtype"
+).split()
 
 # Decodes batches: with one key per row of the file, and drawn so.
 Texts = Callable[
@@ -69,6 +74,7 @@ def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
                 f"--input={given} is for a pair: set config.target.checkpoint and "
                 "config.draft.checkpoint, or leave it out"
             )
+        _refuse_unread(config)
         return None
     build.positive(config, "batch_size", "draws", "tokens", "gamma")
     build.check_max_length(config)
@@ -90,6 +96,11 @@ def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
     )
     pair = build.build_pair(settings)
     sampling = build.build_sampling(config.sampling, "sampling", pair.num_tokens)
+    if sampling.temperature == 0:
+        raise errors.InputError(
+            "config.sampling.temperature is 0: nothing would be drawn, and greedy "
+            "output is compared in any case"
+        )
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
     build.check_lengths(rows, buckets, path)
     return Loaded(
@@ -107,6 +118,18 @@ def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
     )
 
 
+def _refuse_unread(config: ml_collections.ConfigDict) -> None:
+    """Settings of a pair mean nothing without one."""
+    given, known = config.to_dict(), lossless.get_config().to_dict()
+    for name in _OF_A_PAIR:
+        if given[name] != known[name]:
+            raise errors.InputError(
+                f"config.{name} is set and there is no pair: it is not read on tables; "
+                "leave it out, or set config.target.checkpoint and "
+                "config.draft.checkpoint"
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What was seen of one rule.
@@ -116,6 +139,7 @@ class Result:
         sampled_p: least p-value of the lines' first tokens against plain sampling,
             corrected for their number.
         line: of the input where that was, from 1.
+        compared: lines whose samples could tell anything: not all outcomes were rare.
         greedy: where greedy output leaves the target's own: `row`, `position` and
             `top2_gap`.
         coupled: the same of sampled output, with the gap of the noisy scores; None:
@@ -126,6 +150,7 @@ class Result:
     name: str
     sampled_p: float
     line: int
+    compared: int
     greedy: list[dict[str, Any]]
     coupled: list[dict[str, Any]] | None
     faults: list[str]
@@ -194,22 +219,37 @@ def on_pair(
                 unlike = _differences(loaded, coupled_to, again, sampled)
             found.append((name, p_values, apart, unlike))
             bar.advance(task)
-    every = statistics.holm([p for _, p_values, _, _ in found for p in p_values])
+    every = statistics.holm(
+        [1.0 if p is None else p for _, p_values, _, _ in found for p in p_values]
+    )
     corrected = every.reshape(len(found), len(loaded.rows))
     return [
-        _result(name, own_p, apart, unlike, loaded.tie)
-        for (name, _, apart, unlike), own_p in zip(found, corrected, strict=True)
+        _result(
+            name,
+            own_p,
+            sum(p is not None for p in p_values),
+            apart,
+            unlike,
+            loaded.tie,
+        )
+        for (name, p_values, apart, unlike), own_p in zip(found, corrected, strict=True)
     ]
 
 
 def _result(
     name: str,
     p_values: np.ndarray,
+    compared: int,
     greedy: list[dict[str, Any]],
     coupled: list[dict[str, Any]] | None,
     tie: float,
 ) -> Result:
     faults, line = [], int(np.argmin(p_values)) + 1
+    if not compared:
+        faults.append(
+            f"{name}: the samples of no line can be compared, since all but one of "
+            "their outcomes are too rare: more config.draws, or fewer config.tokens"
+        )
     if p_values.min() < verdicts.LEVEL:
         faults.append(
             f"{name}: what it samples of line {line} is not what the target samples "
@@ -223,7 +263,7 @@ def _result(
                     f"position {one['position']}, where the two tokens are "
                     f"{one['top2_gap']:.2g} apart: more than rounding explains"
                 )
-    return Result(name, float(p_values.min()), line, greedy, coupled, faults)
+    return Result(name, float(p_values.min()), line, compared, greedy, coupled, faults)
 
 
 def _drafted(
@@ -292,12 +332,13 @@ def result_table(results: Sequence[Result]) -> Any:
         caption="differ: rows, and the widest gap of the two tokens' scores there",
         caption_justify="left",
     )
-    for name in ("rule", "samples, p", "greedy", "one noise", "verdict"):
+    for name in ("rule", "samples, p", "of lines", "greedy", "one noise", "verdict"):
         table.add_column(name)
     for result in results:
         table.add_row(
             result.name,
             f"{result.sampled_p:.2g}",
+            str(result.compared),
             _apart(result.greedy),
             _apart(result.coupled),
             "[bold red]FAILS" if result.faults else "as the target",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import baseline, build_tree
+from experiments import baseline
 from specjax import errors, metrics, tree_picker
 from specjax.data import batches
 from specjax.drafters.tree import TreeDrafter
@@ -44,6 +44,7 @@ def pick_for_pair(
     keys: jax.Array,
     *,
     verifier: Verifier,
+    siblings: str,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     max_length: int,
@@ -58,6 +59,7 @@ def pick_for_pair(
         parts: the texts' batches, all of them decoded once, with a wide tree.
         keys: one key per row of the texts.
         verifier: a rule of trees; greedily any lossless rule.
+        siblings: how the tree's are drawn, one of `types.SIBLINGS`.
         sampling: of the target.
         draft_sampling: of the draft; None: the target's.
         max_length: decoder tokens, start token included.
@@ -69,12 +71,19 @@ def pick_for_pair(
     """
     if nodes < 1:
         raise errors.InputError(f"nodes is {nodes}: a tree needs at least 1")
+    if not (verifier.trees or sampling.greedy):
+        raise errors.InputError(
+            f"the verifier {verifier.rule.__name__} judges chains: no tree is to be "
+            "picked for it"
+        )
+    rule, drawn = measured_by(verifier, sampling, siblings)
     table = measure_acceptance(
         target,
         draft_model,
         parts,
         keys,
-        verifier=verifier,
+        verifier=rule,
+        siblings=drawn,
         sampling=sampling,
         draft_sampling=draft_sampling,
         max_length=max_length,
@@ -83,7 +92,7 @@ def pick_for_pair(
     verify, draft = pass_costs(
         target, draft_model, parts[0], nodes, max_length, seconds
     )
-    return fastest(for_siblings(table, verifier), nodes, verify, draft)
+    return fastest(for_siblings(table, siblings), nodes, verify, draft)
 
 
 def fastest(
@@ -101,6 +110,7 @@ def measure_acceptance(
     keys: jax.Array,
     *,
     verifier: Verifier,
+    siblings: str,
     sampling: Sampling,
     draft_sampling: Sampling | None = None,
     max_length: int,
@@ -108,11 +118,9 @@ def measure_acceptance(
 ) -> np.ndarray:
     """Acceptance by rank, of the first level and of all deeper ones.
 
-    Args: those of `pick_for_pair`.
+    Args: those of `pick_for_pair`; verifier and siblings those of `measured_by`.
     """
-    rule = measured_by(verifier, sampling)
     ranks, depth = min(_RANKS, nodes), min(_DEPTH, nodes)
-    siblings = build_tree.siblings_of(rule)
     drafter = TreeDrafter(draft_model, tree_picker.wide_tree(ranks, depth), siblings)
     outputs = [
         baseline.speculate(
@@ -120,7 +128,7 @@ def measure_acceptance(
             drafter,
             part,
             keys,
-            verifier=rule,
+            verifier=verifier,
             sampling=sampling,
             draft_sampling=draft_sampling,
             gamma=depth,
@@ -133,19 +141,28 @@ def measure_acceptance(
     return tree_picker.rank_acceptance(outputs, target.config.eos_id, depths=2)
 
 
-def measured_by(verifier: Verifier, sampling: Sampling) -> Verifier:
-    """The rule whose acceptance stands for this one's."""
-    if sampling.greedy or not verifier.needs_law:
-        return verifier
-    return _BY_NODE[build_tree.siblings_of(verifier)]
+def measured_by(
+    verifier: Verifier, sampling: Sampling, siblings: str
+) -> tuple[Verifier, str]:
+    """The rule, and the way to draw siblings, whose acceptance stands for these.
+
+    The tree that measures branches at every level, as paths do not.
+    """
+    if sampling.greedy:
+        return (
+            verifier,
+            "distinct",
+        )  # the most probable tokens, all lossless rules alike
+    drawn = "independent" if siblings == "paths" else siblings
+    return (_BY_NODE[siblings] if verifier.needs_law else verifier), drawn
 
 
-def for_siblings(table: np.ndarray, verifier: Verifier) -> np.ndarray:
-    """The table of `measure_acceptance` for the trees that a rule judges.
+def for_siblings(table: np.ndarray, siblings: str) -> np.ndarray:
+    """The table of `measure_acceptance` for trees of such siblings.
 
     Paths part at the root alone: below it there is no second child.
     """
-    if build_tree.siblings_of(verifier) != "paths":
+    if siblings != "paths":
         return table
     return np.concatenate(
         [table[:1], np.where(np.arange(table.shape[1]), 0, table[1:])]

@@ -197,6 +197,10 @@ def main(
             status.update(f"{at} of {len(cases)}: {case.rule}, {case.draft}")
             if case.program not in done:
                 done[case.program] = own = decode_case(setup, case)
+                # Dozens of large programs would use up a process's memory maps.
+                jax.clear_caches()
+                decodes = [summarize(c, done[c.program], costs) for c in cases[:at]]
+                command.write_json(workdir / "metrics.json", {"decodes": decodes})
                 console.print(
                     f"{at} of {len(cases)}: {case.run}, {case.rule}, {case.draft}: "
                     f"{own.block_efficiency:.3f} tokens per call",
@@ -386,7 +390,8 @@ def make_cases(
                 words = f"chain of {gamma}"
                 cases.append(Case(run, name, own, words, chain(gamma), None))
         for name, own in branched.items():
-            by = picking.measured_by(own, sampling)
+            siblings = build_tree.siblings_of(own)
+            by, drawn = picking.measured_by(own, sampling, siblings)
             same = (n for n, rule in build.VERIFIERS.items() if rule is by)
             label = f"{run}, {name if by is own else next(same)}"
             if label not in tables:
@@ -398,11 +403,12 @@ def make_cases(
                     parts,
                     keys,
                     verifier=by,
+                    siblings=drawn,
                     sampling=sampling,
                     max_length=setup.max_length,
                     nodes=max(nodes, *gammas),
                 )
-            table = picking.for_siblings(tables[label], own)
+            table = picking.for_siblings(tables[label], siblings)
             trees_by_name = {
                 # No deeper than the chains: every level is compiled apart.
                 f"tree of {count}": tree_picker.best_tree(
@@ -412,7 +418,6 @@ def make_cases(
             }
             picked = picking.fastest(table, nodes, *costs)
             trees_by_name["fastest tree"] = picked.parents
-            siblings = build_tree.siblings_of(own)
             cases += [
                 Case(run, name, own, words, parents, siblings)
                 for words, parents in trees_by_name.items()

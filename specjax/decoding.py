@@ -395,7 +395,8 @@ def speculative_step(
             verify_noise, block, scored, verifier.params
         )
         if verdict.path is not None:  # rules know no more than that it fits the tree
-            verdict = verdict.replace(path=verdict.path[:, :gamma])
+            path = jnp.pad(verdict.path, ((0, 0), (0, gamma)))[:, :gamma]
+            verdict = verdict.replace(path=path)
     if state.trace is not None:
         state = state.replace(trace=record(state.trace, state, block, law, verdict))
     features = output.features

@@ -164,11 +164,12 @@ def _truncate(logits: jax.Array, top_k: Number, top_p: Number) -> jax.Array:
 def draw(key: Key[Array, ""], weights: Float[Array, " V"]) -> Int[Array, ""]:
     """Draws an id in proportion to `weights`: the only way a token is ever drawn.
 
-    The id whose exponential clock of rate `weight` rings first, in float32; up to
-    rounding the ``argmax(log weights + Gumbel)`` of the same key, since -log of an
-    exponential variable is a Gumbel one. Weights need not sum to 1; an id of weight 0
-    (or of less than the smallest normal float32) is never drawn, unless no other is
-    there or one is NaN: then the last id comes out.
+    The id whose exponential clock of rate `weight` rings first, in float32: the
+    ``argmax(log weights + Gumbel)``, since -log of an exponential variable is a Gumbel
+    one. Weights need not sum to 1; an id of weight 0 (or of less than the smallest
+    normal float32) is never drawn, unless no other is there or one is NaN: then the
+    last id comes out. Ids that hold less than some 1e-10 of the whole are drawn too
+    seldom, since clocks have 32 random bits.
     """
     # Written for XLA's CPU backend: an argmax there computes all that feeds it element
     # by element, three logarithms included, and took thrice the time of this form.
@@ -206,9 +207,11 @@ def clock_speeds(
         key: of the draw.
         weights: as of `draw`.
     """
-    tiny = jnp.finfo(jnp.float32).tiny
-    uniform = jax.random.uniform(key, weights.shape, jnp.float32, minval=tiny)
-    return weights / -jnp.log(uniform)
+    # `uniform` has steps of 1e-7, in which the clocks of rare ids would be lost: all 32
+    # bits, and log1p, keep them apart near 0, where the first one rings.
+    bits = jax.random.bits(key, weights.shape, jnp.uint32).astype(jnp.float32)
+    passed = jnp.minimum((bits + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return weights / -jnp.log1p(-passed)
 
 
 def draw_law(key: Key[Array, ""], law: Law, row: int, vocab_size: int) -> Array:

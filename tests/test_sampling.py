@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -191,9 +192,33 @@ def test_draw_is_the_gumbel_argmax():
     weights = jax.nn.softmax(jax.random.normal(jax.random.key(1), (32128,)) * 8)
     keys = jax.random.split(jax.random.key(0), 300)
     drawn = jax.vmap(draw, in_axes=(0, None))(keys, weights)
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, weights.shape))(keys)
-    expected = jnp.argmax(jnp.log(weights)[None] + noise, axis=-1)
+    bits = jax.vmap(lambda key: jax.random.bits(key, weights.shape, jnp.uint32))(keys)
+    passed = (np.asarray(bits, np.float64) + 0.5) / 2**32
+    noise = -np.log(-np.log1p(-passed))
+    expected = np.argmax(np.log(np.asarray(weights, np.float64))[None] + noise, axis=-1)
     assert (drawn == expected).all() and len(np.unique(drawn)) > 20
+
+
+@pytest.mark.slow
+def test_a_long_tail_of_rare_ids_is_drawn_as_often_as_it_should():
+    """Two hundred thousand ids of 3e-8 each, which a clock of 23 bits would lose."""
+    size, share = 200_000, 0.006
+    weights = jnp.full(size, share / (size - 8)).at[:8].set((1 - share) / 8)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def rare(keys, clocks):
+        if clocks == "ours":
+            return jnp.sum(jax.vmap(draw, in_axes=(0, None))(keys, weights) >= 8)
+        coarse = jax.vmap(lambda key: jax.random.uniform(key, weights.shape))(keys)
+        return jnp.sum(jnp.argmax(weights[None] / -jnp.log(coarse), axis=-1) >= 8)
+
+    drawn = {
+        clocks: sum(int(rare(row_keys(seed, 50), clocks)) for seed in range(20))
+        for clocks in ("ours", "coarse")
+    }
+    expected = 20 * 50 * share  # 6
+    assert expected / 2 < drawn["ours"] < 2 * expected, drawn
+    assert drawn["coarse"] < expected / 4, drawn  # the twin that is caught
 
 
 def test_draw_never_leaves_the_support():

@@ -35,7 +35,8 @@ class TreeDrafter:
             level (static).
         siblings: how the children of a node are drawn, one of `types.SIBLINGS`
             (static). "chosen" takes the most probable tokens and has no law. A greedy
-            draft always does so.
+            draft (a temperature of None) always does so; a traced temperature of 0
+            leaves one token to draw, and other children are absent.
     """
 
     model: Any

@@ -41,12 +41,15 @@ def chi_square_p(samples: Any, law: Any) -> float:
     return float(stats.chisquare(counts[0], expected).pvalue)
 
 
-def two_sample_p(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+def two_sample_p(one: Sequence[Hashable], other: Sequence[Hashable]) -> float | None:
     """p-value of two samples of outcomes that come from one law, if they do.
 
     Args:
         one: outcomes of any kind.
         other: as many or not.
+
+    Returns:
+        None where nothing can be told: all outcomes but one are too rare.
     """
     counts = [collections.Counter(sample) for sample in (one, other)]
     outcomes = sorted(counts[0] | counts[1], key=repr)
@@ -54,7 +57,7 @@ def two_sample_p(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
     smaller = min(len(one), len(other)) / (len(one) + len(other))
     table, _ = _pooled(table, table.sum(0) * smaller)
     if table.shape[1] == 1:
-        return 1.0
+        return None
     return float(stats.chi2_contingency(table, correction=False).pvalue)
 
 

@@ -130,7 +130,7 @@ _LINES = (
     ),
     ("gamma, deepest draft", _number("gamma", form="{}")),
     ("drafted per target call, mean", _drafted),
-    ("alpha, mean chance that a token stands", _number("alpha", form="{:.3f}")),
+    ("alpha, mean of sum min(p, q)", _number("alpha", form="{:.3f}")),
     ("accepted / drafted", _number("acceptance_rate", form="{:.3f}")),
     ("block efficiency, tokens per target call", _number("block_efficiency")),
     ("c, draft step / target step", _number("cost_ratio", form="{:.3f}")),

@@ -94,7 +94,7 @@ def lenient(lenience: float) -> Verifier:
     Raises:
         InputError: lenience is outside (0, 1].
     """
-    if not 0 < lenience <= 1:
+    if not 0 < np.float32(lenience) <= 1:
         raise InputError(
             f"lenience is {lenience}: above 0 and at most 1, where nothing is lost"
         )
@@ -111,7 +111,7 @@ def typical(epsilon: float = 0.3, delta: float = 0.09) -> Verifier:
     Raises:
         InputError: a number outside these.
     """
-    if not (0 < epsilon <= 1 and 0 < delta < math.inf):
+    if not (0 < np.float32(epsilon) <= 1 and 0 < np.float32(delta) < math.inf):
         raise InputError(
             f"epsilon is {epsilon} and delta {delta}: epsilon must be above 0 and at "
             "most 1, delta a number above 0"

@@ -36,6 +36,10 @@ def best_path_rule(
     ranked by p / q, and the best ranked of the n is chosen. Its law is known,
     ``T(x)^n - T(next)^n`` with T(x) the mass of q ranked at x or below, and takes q's
     place in the block's test, which needs no more than that.
+
+    The choice prefers what the target likes more than the draft does, so that its law
+    is not the draft's: where the draft is nearly the target it is further from it, and
+    more is rejected than of one path by `block_rule`.
     """
     vocab_size, nodes = scored.logits.shape[-1], block.tokens.shape[0]
     parents, p = tree_of(block), scored.law.dense(vocab_size)
@@ -114,8 +118,16 @@ def best_of(
     below = jnp.cumsum(ranked[::-1])[::-1]
     below = below / jnp.where(below[0] > 0, below[0], 1.0)
     after = jnp.concatenate([below[1:], jnp.zeros(1, below.dtype)])
-    won = jnp.where(ranked > 0, below**count - after**count, 0.0)
-    won = jnp.where(count > 0, won, 0.0)
+
+    def longer(_: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        total, power = sums[0], sums[1] * after
+        return below * total + power, power
+
+    # below^n - after^n = (below - after) sum of below^i after^(n - 1 - i): the plain
+    # difference would cancel where a good token is rare.
+    ones = jnp.ones_like(ranked)
+    total, _ = jax.lax.fori_loop(1, count.astype(jnp.int32), longer, (ones, ones))
+    won = jnp.where(count > 0, normalised(ranked) * total, 0.0)
     return ratio, jnp.zeros_like(q).at[order].set(won)
 
 

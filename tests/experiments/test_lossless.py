@@ -107,6 +107,9 @@ REFUSED = {
     "--config.rows=0": "config.rows is 0",
     "--config.fast.rounds=0": "config.fast.rounds is 0",
     "--config.seed=-1": "config.seed is -1",
+    "--config.gamma=-3": "config.gamma is set and there is no pair",
+    "--config.sampling.temperature=0.5": "config.sampling is set and there is no pair",
+    "--config.fast.rows=5": "config.fast.rows is 5 and is not read here: add --fast",
     "--input=lines.txt": "--input=lines.txt is for a pair: set config.target.check",
     "--config.target.checkpoint=zoo/repair/target": "--input is missing",
 }
@@ -127,6 +130,7 @@ def test_what_is_refused(seen, tmp_path, flag):
         ("tokens=99", "config.tokens is 99: at most config.max_length less"),
         ("draws=0", "config.draws is 0"),
         ("sampling.temperature=-1.0", "config.sampling.temperature is -1.0"),
+        ("sampling.temperature=0.0", "config.sampling.temperature is 0: nothing"),
     ],
 )
 def test_a_pair_with_bad_settings(seen, folders, tmp_path, setting, message):
@@ -134,6 +138,12 @@ def test_a_pair_with_bad_settings(seen, folders, tmp_path, setting, message):
     run = run_lossless(tmp_path / "new", *pair_flags(folders), f"--config.{setting}")
     assert run.code == 2 and message in run.err, run.err
     assert not (tmp_path / "new").exists()
+
+
+def test_fast_has_its_own_number_of_samples(seen, tmp_path):
+    seen([GOOD])
+    run = run_lossless(tmp_path / "new", "--fast", "--config.rows=9999")
+    assert run.code == 2 and "config.rows is 9999 and is not read here" in run.err
 
 
 def pair_flags(folders) -> tuple[str, ...]:
@@ -159,6 +169,7 @@ def test_a_pair_is_as_the_target_alone(seen, folders, tmp_path):
     assert names == ["block", "coupled", "coupled, chosen"]
     for result in run.metrics["pair"]:
         assert result["sampled_p"] > 1e-3 and result["greedy"] == []
+        assert 0 < result["compared"] <= len(pairs.LINES)
         assert result["coupled"] == (None if result["name"] == "block" else [])
     assert "identical" in run.out and "as the target" in run.out
 

@@ -254,6 +254,7 @@ def test_a_draft_that_is_the_target_needs_no_second_child(folders, target, monke
     )
     parts, keys = parts_of(folders)
     settings = dict(
+        siblings="distinct",
         sampling=Sampling(num_tokens=pairs.KNOWN),
         max_length=pairs.MAX_LENGTH,
         nodes=3,
@@ -272,19 +273,35 @@ def test_a_draft_that_is_the_target_needs_no_second_child(folders, target, monke
             verifier=verify.traversal_verify,
             **settings | {"nodes": 0},
         )
+    with pytest.raises(tree_picker.InputError, match="token_rule judges chains"):
+        picking.pick_for_pair(
+            target, target, parts, keys, verifier=verify.token_verify, **settings
+        )
 
 
 def test_paths_part_at_the_root_alone():
     table = np.array([[0.5, 0.3, 0.1], [0.4, 0.3, 0.2]])
-    found = picking.for_siblings(table, verify.best_path_verify)
+    found = picking.for_siblings(table, "paths")
     assert found.tolist() == [[0.5, 0.3, 0.1], [0.4, 0.0, 0.0]]
-    assert picking.for_siblings(table, verify.kseq_verify) is table
+    assert picking.for_siblings(table, "independent") is table
     tree = tree_picker.best_tree(found, 6)
     assert {tree.count(node) for node in range(1, 7)} <= {0, 1}
     # Acceptance by node, where a rule's own depends on the ranks that follow.
     warm, greedy = Sampling(), Sampling(temperature=None)
     by = picking.measured_by
-    assert by(verify.best_path_verify, warm) is verify.recursive_verify
-    assert by(verify.traversal_verify, warm) is verify.recursive_distinct_verify
-    assert by(verify.coupled_verify, warm) is verify.coupled_verify
-    assert by(verify.traversal_verify, greedy) is verify.traversal_verify
+    expected = {
+        (verify.best_path_verify, "paths"): (verify.recursive_verify, "independent"),
+        (verify.traversal_verify, "distinct"): (
+            verify.recursive_distinct_verify,
+            "distinct",
+        ),
+        (verify.coupled_verify, "chosen"): (verify.coupled_verify, "chosen"),
+        (verify.exact_match_verify, "paths"): (
+            verify.exact_match_verify,
+            "independent",
+        ),
+    }
+    for (rule, siblings), measured in expected.items():
+        assert by(rule, warm, siblings) == measured
+        # Greedily nothing is drawn, and the tree that measures branches everywhere.
+        assert by(rule, greedy, siblings) == (rule, "distinct")

@@ -105,7 +105,6 @@ PLAIN = {
     "recursive": (verify.recursive_verify, verify.token_verify),
     "distinct": (verify.recursive_distinct_verify, verify.token_verify),
     "k-seq": (verify.kseq_verify, verify.token_verify),
-    "best path": (verify.best_path_verify, verify.block_verify),
     "traversal": (verify.traversal_verify, verify.block_verify),
 }
 

@@ -8,8 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax import Sampling, speculative_generate
+from specjax.drafters.tree import TreeDrafter
+from specjax.proof.statistics import chi_square_p
 from specjax.proof.tables import as_table, joint_law, stacked, table_model
-from tests.helpers import quick_compile  # noqa: F401
+from specjax.verify import recursive_distinct_verify
+from tests.helpers import (
+    quick_compile,  # noqa: F401
+    row_keys,
+)
 
 TREE = (-1, 0, 0, 1, 1, 2)
 DRAFTED = (3, 1, 0, 2, 2)  # nodes 1 to 5
@@ -87,3 +94,24 @@ def test_the_first_source_token_picks_the_table():
     np.testing.assert_array_equal(
         chain_logits(models[1], [0, 3], source=3), chain_logits(models[1], [0, 3])
     )
+
+
+def test_a_tree_of_fewer_nodes_than_gamma():
+    """Two children, and room for four levels: the law is the target's all the same."""
+    target = table_model(0, 4, 2)
+    draft = table_model(1, 4, 2, like=target, mix=0.5)
+    inputs = jnp.zeros((20_000, 1), jnp.int32)
+    output = speculative_generate(
+        target,
+        TreeDrafter(draft, (-1, 0, 0)),
+        inputs,
+        inputs == 0,
+        row_keys(0, 20_000),
+        verifier=recursive_distinct_verify,
+        sampling=Sampling(),
+        gamma=4,
+        max_length=4,
+        eos_id=-1,
+    )
+    assert chi_square_p(output.tokens[:, 1:], joint_law(target, 3)) > 1e-3
+    assert output.stats.accepted[:, 0].sum() > 0 == output.stats.accepted[:, 1:].sum()

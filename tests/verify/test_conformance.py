@@ -15,7 +15,7 @@ from specjax.types import SIBLINGS, DraftBlock, Law, Noise
 from specjax.verify import Scored, Verifier
 from tests.helpers import quick_compile, row_keys  # noqa: F401
 
-ROWS, VOCAB, NODES = 96, 7, 6
+ROWS, VOCAB, NODES = 280, 7, 6
 CHAIN = (-1, 0, 1, 2, 3, 4, 5)
 # Node 0 has three children, of which the first has two, and one of these has one.
 TREE = (-1, 0, 0, 0, 1, 1, 4)
@@ -33,7 +33,7 @@ def drafts_for(verifier: Verifier) -> tuple[DraftBlock, jax.Array]:
     """Random drafts of every length, and the target's laws, with impossible tokens."""
     generator = np.random.default_rng(0)
     q = generator.dirichlet(0.3 * np.ones(VOCAB), (ROWS, NODES + 1))
-    p = 0.6 * q + 0.4 * generator.dirichlet(0.3 * np.ones(VOCAB), q.shape[:2])
+    p = 0.4 * q + 0.6 * generator.dirichlet(0.3 * np.ones(VOCAB), q.shape[:2])
     p *= generator.random(p.shape) > 0.1
     p[..., 0] += 1e-3
     parents = shapes(verifier)

@@ -260,3 +260,22 @@ def test_relaxation_leaves_nothing_negative():
                 tries = (1 - (1 - less.sum()) ** count) / less.sum()
                 assert (np.asarray(p) - less * tries).min() < 1e-6
     assert (normalised(jnp.zeros(3)) == 0).all()
+
+
+def test_the_law_of_the_best_keeps_its_digits():
+    """Good tokens that the draft hardly knows, in a large vocabulary."""
+    generator = np.random.default_rng(0)
+    p, q = (
+        np.exp(3 * generator.normal(size=32128)).astype(np.float64) for _ in range(2)
+    )
+    p, q = p / p.sum(), q / q.sum()
+    ratio, law = paths.best_of(jnp.float32(p), jnp.float32(q), jnp.float32(3))
+    order = np.argsort(-np.asarray(ratio), kind="stable")
+    below = np.cumsum(np.asarray(jnp.float32(q), np.float64)[order][::-1])[::-1]
+    below /= below[0]
+    after = np.append(below[1:], 0.0)
+    exact = np.empty(32128)
+    exact[order] = (below - after) * (below**2 + below * after + after**2)
+    law = np.asarray(law)
+    assert (law[np.float32(q) > 0] > 0).all()
+    np.testing.assert_allclose(law, exact, rtol=1e-4)
