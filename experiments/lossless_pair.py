@@ -329,16 +329,16 @@ def result_table(results: Sequence[Result]) -> Any:
 
     table = Table(
         title="on the pair: against the target alone",
-        caption="differ: rows, and the widest gap of the two tokens' scores there",
+        caption="p: and of how many lines the samples could tell anything\n"
+        "differ: rows, and the widest gap of the two tokens' scores there",
         caption_justify="left",
     )
-    for name in ("rule", "samples, p", "of lines", "greedy", "one noise", "verdict"):
+    for name in ("rule", "samples, p", "greedy", "one noise", "verdict"):
         table.add_column(name)
     for result in results:
         table.add_row(
             result.name,
-            f"{result.sampled_p:.2g}",
-            str(result.compared),
+            f"{result.sampled_p:.2g} ({result.compared})",
             _apart(result.greedy),
             _apart(result.coupled),
             "[bold red]FAILS" if result.faults else "as the target",
