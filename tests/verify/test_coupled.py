@@ -50,7 +50,7 @@ def options() -> dict:
 
 
 def sources():
-    return *ragged_sources(2, ROWS, 9), row_keys(8, ROWS)
+    return *ragged_sources(2, ROWS, 9), row_keys(9, ROWS)
 
 
 def baseline(target):
@@ -89,7 +89,7 @@ def test_equals_the_autoregressive_sample(plain, kind, gamma):
         np.testing.assert_array_equal(output.tokens, plain[name].tokens)
         np.testing.assert_array_equal(output.length, plain[name].length)
         accepted.append(output.stats.accepted.sum() / output.stats.drafted.sum())
-    assert 0.02 < min(accepted) and max(accepted) < 0.95
+    assert 0.05 < min(accepted) and max(accepted) < 0.95
     assert accepted[0] == max(accepted)  # the same law and noise agree best
 
 
