@@ -22,6 +22,10 @@ from specjax.models.shared_encoder import SharedEncoderDraft
 from specjax.models.t5 import T5
 from specjax.sampling import Sampling
 
+# Outputs may part where two tokens score alike up to rounding, and only there.
+# A bfloat16 keeps 8 bits: near 16, two neighbours are 1/8 apart.
+TIES = {"float32": 1e-4, "bfloat16": 0.5}
+
 
 def batch_keys(keys: jax.Array, part: batches.InferenceBatch) -> jax.Array:
     """Each row's own key; rows that fill the batch take the first."""

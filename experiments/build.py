@@ -158,6 +158,13 @@ class Pair:
     tokenizer: tokenizers.Tokenizer
     num_tokens: int | None
 
+    @property
+    def drafting_model(self) -> t5.T5:
+        """The model that a drafter named in `NEEDS_MODEL` drafts with."""
+        assert isinstance(self.drafter, ModelDrafter)  # callers have checked the name
+        model: t5.T5 = self.drafter.model
+        return model
+
 
 def checkpoint_folder(name: str, setting: str) -> pathlib.Path:
     """The folder behind a checkpoint setting; "zoo/..." ships with specjax.
@@ -409,6 +416,27 @@ def input_file(name: str) -> pathlib.Path:
     if not path.is_file():
         raise errors.InputError(f"--input={path}: no such file")
     return path
+
+
+def read_lines(path: pathlib.Path) -> list[str]:
+    """The lines of a text file.
+
+    Raises:
+        InputError: not UTF-8, no line, or an empty line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise errors.InputError(f"--input={path} is not UTF-8 text") from error
+    if lines[-1] == "":
+        lines.pop()  # the last line's end
+    lines = [line.removesuffix("\r") for line in lines]
+    if not lines:
+        raise errors.InputError(f"--input={path} is empty: it needs a line to decode")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise errors.InputError(f"--input={path}, line {number} is empty")
+    return lines
 
 
 def check_lengths(

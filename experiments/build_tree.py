@@ -9,7 +9,6 @@ import ml_collections
 
 from experiments import build
 from specjax import errors, trees
-from specjax.drafters.model import ModelDrafter
 from specjax.drafters.tree import TreeDrafter
 from specjax.types import SIBLINGS
 from specjax.verify import Verifier
@@ -33,7 +32,7 @@ class Tree:
     @property
     def depth(self) -> int:
         """Tokens on the longest path: gamma."""
-        return len(trees.levels(self.parents)) - 1
+        return trees.depth(self.parents)
 
 
 def siblings_to_pick(config: ml_collections.ConfigDict, verifier: Verifier) -> str:
@@ -126,7 +125,7 @@ def build_siblings(config: ml_collections.ConfigDict, verifier: Verifier) -> str
             "the most probable tokens are not drawn; leave it out"
         )
     if not siblings:
-        return siblings_of(verifier)
+        return verifier.usual_siblings
     exact = SIBLINGS if verifier.siblings is None else verifier.siblings
     if siblings not in exact:
         raise errors.InputError(
@@ -134,11 +133,6 @@ def build_siblings(config: ml_collections.ConfigDict, verifier: Verifier) -> str
             f"exact for {' or '.join(exact)}"
         )
     return siblings
-
-
-def siblings_of(verifier: Verifier) -> str:
-    """How a tree's siblings are drawn for this rule, where nothing else is asked."""
-    return verifier.siblings[0] if verifier.siblings else "distinct"
 
 
 def _parents(value: Any) -> tuple[int, ...] | None:
@@ -170,6 +164,5 @@ def with_tree(pair: build.Pair, tree: Tree) -> build.Pair:
             f"config.tree has a node of {widest} children and the vocabulary {known} "
             "tokens: siblings are different tokens"
         )
-    assert isinstance(pair.drafter, ModelDrafter)  # `build_tree` lets no other pass
-    drafter = TreeDrafter(pair.drafter.model, tree.parents, tree.siblings)
+    drafter = TreeDrafter(pair.drafting_model, tree.parents, tree.siblings)
     return dataclasses.replace(pair, drafter=drafter)

@@ -22,17 +22,12 @@ import numpy as np
 from absl import flags
 
 from configs import demo
-from experiments import build, build_tree, command, compare, picking
+from experiments import baseline, build, build_tree, command, compare, picking
 from specjax import errors, metrics, tree_picker
 from specjax.data import batches
-from specjax.drafters.model import ModelDrafter
 from specjax.report import table, trace
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
-
-# Outputs may part where two tokens score alike up to rounding, and only there.
-# A bfloat16 keeps 8 bits: near 16, two neighbours are 1/8 apart.
-TIES = {"float32": 1e-4, "bfloat16": 0.5}
 
 
 def main(
@@ -46,7 +41,7 @@ def main(
     build.check_max_length(config)
     buckets = build.buckets(config)
     path = build.input_file(values.input or config.input)
-    lines = read_lines(path)
+    lines = build.read_lines(path)
     verifier = build.build_verifier(config)
     picks = config.tree == build_tree.AUTO
     siblings = build_tree.siblings_to_pick(config, verifier) if picks else ""
@@ -146,7 +141,7 @@ def main(
             f"ids from {pair.num_tokens} on are padding of the vocabulary and ruled out"
         )
     print(f"written: {workdir}/{{manifest,metrics}}.json, decodes.jsonl")
-    return _exit_code(results, TIES[config.dtype], console)
+    return _exit_code(results, baseline.TIES[config.dtype], console)
 
 
 def pick_tree(
@@ -160,10 +155,9 @@ def pick_tree(
     mode: compare.Mode,
 ) -> tree_picker.Picked:
     """The tree of ``config.tree=auto``: for one mode, on the lines of one bucket."""
-    assert isinstance(pair.drafter, ModelDrafter)  # `build_siblings` lets no other pass
     return picking.pick_for_pair(
         pair.target,
-        pair.drafter.model,
+        pair.drafting_model,
         [part for part in parts if part.inputs.shape == usual.inputs.shape],
         keys,
         verifier=verifier,
@@ -216,27 +210,6 @@ def build_modes(
             "of a greedy draft are its most probable tokens; leave it out"
         )
     return [mode for name, mode in known.items() if name in names]
-
-
-def read_lines(path: pathlib.Path) -> list[str]:
-    """The lines of a text file.
-
-    Raises:
-        InputError: not UTF-8, no line, or an empty line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise errors.InputError(f"--input={path} is not UTF-8 text") from error
-    if lines[-1] == "":
-        lines.pop()  # the last line's end
-    lines = [line.removesuffix("\r") for line in lines]
-    if not lines:
-        raise errors.InputError(f"--input={path} is empty: it needs a line to decode")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            raise errors.InputError(f"--input={path}, line {number} is empty")
-    return lines
 
 
 def _lines_like(

@@ -12,14 +12,12 @@ import ml_collections
 import numpy as np
 
 from configs import lossless
-from experiments import baseline, build, decode
+from experiments import baseline, build
 from specjax import errors
 from specjax.data import batches
 from specjax.decoding import DecodeOutput
-from specjax.drafters.model import ModelDrafter
-from specjax.drafters.tree import TreeDrafter
+from specjax.drafters.tree import chain_or_tree
 from specjax.proof import grid, statistics, verdicts
-from specjax.proof.grid import Way
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
 
@@ -85,7 +83,7 @@ def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
         )
     buckets = build.buckets(config)
     path = build.input_file(given or "")
-    lines = decode.read_lines(path)
+    lines = build.read_lines(path)
     settings = ml_collections.ConfigDict(
         dict(
             target=config.target,
@@ -109,7 +107,7 @@ def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
         parts=list(batches.inference_batches(rows, config.batch_size, buckets)),
         keys=build.row_keys(config.seed, len(rows)),
         sampling=sampling,
-        tie=decode.TIES[config.dtype],
+        tie=baseline.TIES[config.dtype],
         manifest={
             "input": str(path),
             "weights": build.fingerprints(settings),
@@ -174,10 +172,8 @@ def on_pair(
 
     greedy = Sampling(temperature=None, num_tokens=loaded.pair.num_tokens)
     sampled = loaded.sampling
-    ways = [
-        (f"{name}, chosen" if way.siblings == "chosen" else name, rule, way)
-        for name, rule in rules.items()
-        for way in grid.ways(rule)
+    subjects = [
+        own for name, rule in rules.items() for own in verdicts.subjects(name, rule)
     ]
     with progress.Progress(
         progress.TextColumn("comparing on the pair"),
@@ -186,7 +182,7 @@ def on_pair(
         progress.TimeElapsedColumn(),
         transient=True,
     ) as bar:
-        task = bar.add_task("", total=len(ways) + 1)
+        task = bar.add_task("", total=len(subjects) + 1)
         # Every line many times over, with keys that no other draw has.
         many = [row for row in loaded.rows for _ in range(draws)]
         parts = list(
@@ -203,8 +199,8 @@ def on_pair(
         samples = _first(parts, plain(parts, own, sampled), len(many), config.tokens)
         bar.advance(task)
         found = []
-        for name, rule, way in ways:
-            drafted = _drafted(loaded, rule, way, config)
+        for subject in subjects:
+            drafted = _drafted(loaded, subject, config)
             seen = _first(
                 parts, drafted(parts, other, sampled), len(many), config.tokens
             )
@@ -214,10 +210,10 @@ def on_pair(
             ]
             apart = _differences(loaded, texts, drafted(*lines, greedy), greedy)
             unlike = None
-            if rule.noise == "position":
+            if subject.verifier.noise == "position":
                 again = drafted(*lines, sampled)
                 unlike = _differences(loaded, coupled_to, again, sampled)
-            found.append((name, p_values, apart, unlike))
+            found.append((subject.name, p_values, apart, unlike))
             bar.advance(task)
     every = statistics.holm(
         [1.0 if p is None else p for _, p_values, _, _ in found for p in p_values]
@@ -267,13 +263,12 @@ def _result(
 
 
 def _drafted(
-    loaded: Loaded, rule: Verifier, way: Way, config: ml_collections.ConfigDict
+    loaded: Loaded, subject: verdicts.Subject, config: ml_collections.ConfigDict
 ) -> Texts:
     """Decodes batches with a draft in front of the target."""
-    drafter, gamma = loaded.pair.drafter, config.gamma
-    if way.siblings is not None:
-        assert isinstance(drafter, ModelDrafter)  # `load` makes no other
-        drafter, gamma = TreeDrafter(drafter.model, way.tree, way.siblings), grid.GAMMA
+    way = subject.way
+    drafter = chain_or_tree(loaded.pair.drafting_model, way.tree, way.siblings)
+    gamma = config.gamma if way.siblings is None else grid.GAMMA
 
     def texts(
         parts: Sequence[batches.InferenceBatch], keys: jax.Array, sampling: Sampling
@@ -284,7 +279,7 @@ def _drafted(
                 drafter,
                 part,
                 keys,
-                verifier=rule,
+                verifier=subject.verifier,
                 sampling=sampling,
                 gamma=gamma,
                 max_length=config.max_length,

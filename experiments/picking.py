@@ -27,6 +27,7 @@ _DEPTH = 4
 _DEEPEST = 16
 # A pass is timed over so many tokens.
 _FED = (1, 2, 4, 8, 16, 32, 64, 128)
+MOST_PASSES = 4096  # of one timing
 # Rejection by node: what a rank accepts does not depend on the ranks after it, so that
 # one wide tree tells of all narrower ones. Under rules that look at all siblings, or at
 # whole paths, it does; they are taken to like the same trees.
@@ -149,10 +150,8 @@ def measured_by(
     The tree that measures branches at every level, as paths do not.
     """
     if sampling.greedy:
-        return (
-            verifier,
-            "distinct",
-        )  # the most probable tokens, all lossless rules alike
+        # Nothing is drawn, and all lossless rules are one.
+        return verifier, "distinct"
     drawn = "independent" if siblings == "paths" else siblings
     return (_BY_NODE[siblings] if verifier.needs_law else verifier), drawn
 
@@ -205,17 +204,15 @@ def pass_costs(
             call = functools.partial(
                 run_passes, *arguments, fed=count, size=max_length + nodes + 1
             )
-            steps[side, count] = enough(call, seconds)
+            steps[side, count] = metrics.enough_steps(call, seconds, MOST_PASSES)
             calls[f"{side} {count}"] = functools.partial(call, steps[side, count])
             calls[f"{side} {count}, none"] = functools.partial(call, 0)
     timings = metrics.time_calls(calls, repeats=repeats)
 
     def each(side: str, count: int) -> metrics.Timing:
-        whole, none = (timings[f"{side} {count}{end}"] for end in ("", ", none"))
-        fixed = min(none.times)
-        return metrics.Timing(
-            tuple(max(t - fixed, 1e-9) / steps[side, count] for t in whole.times)
-        )
+        name = f"{side} {count}"
+        whole, none = timings[name], timings[f"{name}, none"]
+        return metrics.per_step(whole, none, steps[side, count])
 
     step = each("target", 1)
     verify, draft = (
@@ -223,17 +220,6 @@ def pass_costs(
         for side in sides
     )
     return verify, draft
-
-
-def enough(call: Any, seconds: float) -> int:
-    """How many passes take so long; each has been compiled by then."""
-    passes = 4
-    while passes < 4096:
-        timing = metrics.time_call(call, passes, repeats=2, warmup=0)
-        if min(timing.times) >= seconds:
-            break
-        passes *= 2
-    return passes
 
 
 @functools.partial(jax.jit, static_argnames=("fed", "size"))

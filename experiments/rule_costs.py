@@ -71,7 +71,7 @@ def measure(
         model
     )
     step = functools.partial(picking.run_passes, model, encoded, fed=1, size=_SOURCE)
-    steps = picking.enough(step, seconds)
+    steps = metrics.enough_steps(step, seconds, picking.MOST_PASSES)
     calls: dict[str, Callable[[], Any]] = {
         "steps": functools.partial(step, steps),
         "no step": functools.partial(step, 0),
@@ -82,8 +82,7 @@ def measure(
             run = jax.jit(jax.vmap(rule, in_axes=(0, 0, 0, None)))
             calls[label] = functools.partial(_each, run, blocks, case.verifier.params)
     timings = metrics.time_calls(calls, repeats=repeats)
-    fixed = min(timings["no step"].times)
-    one = metrics.Timing(tuple((t - fixed) / steps for t in timings["steps"].times))
+    one = metrics.per_step(timings["steps"], timings["no step"], steps)
     rules, empty = {}, []
     for name in cases:
         call = timings[f"{name}, call"]

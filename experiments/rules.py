@@ -25,16 +25,13 @@ from configs import rules as rules_config
 from experiments import (
     baseline,
     build,
-    build_tree,
     command,
-    decode,
     picking,
     rule_costs,
 )
 from specjax import errors, metrics, tree_picker, trees
 from specjax.data import batches
-from specjax.drafters.model import ModelDrafter
-from specjax.drafters.tree import TreeDrafter
+from specjax.drafters.tree import chain_or_tree
 from specjax.models import t5_config
 from specjax.report import rules as report
 from specjax.sampling import Sampling
@@ -42,8 +39,6 @@ from specjax.verify import Verifier
 
 # Draws of each line that acceptance is measured on.
 _PICK_DRAWS = 4
-
-
 _ANY = "any lossless"
 
 Costs = tuple[dict[int, float], dict[int, float]]
@@ -72,7 +67,7 @@ class Case:
     @property
     def depth(self) -> int:
         """Passes of the draft."""
-        return len(trees.levels(self.parents)) - 1
+        return trees.depth(self.parents)
 
     @property
     def program(self) -> tuple[Any, ...]:
@@ -129,11 +124,6 @@ class Setup:
     seed: int
     samplings: dict[str, Sampling]
 
-    @property
-    def draft(self) -> Any:
-        """The draft model."""
-        return self.pair.drafter.model  # type: ignore[attr-defined]
-
 
 def main(
     config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
@@ -183,7 +173,7 @@ def main(
         part = next(batches.inference_batches(setup.rows[:1], 1, setup.buckets))
         costs = picking.pass_costs(
             setup.pair.target,
-            setup.draft,
+            setup.pair.drafting_model,
             part,
             nodes,
             config.max_length,
@@ -206,7 +196,6 @@ def main(
                     f"{own.block_efficiency:.3f} tokens per call",
                     highlight=False,
                 )
-        counts = [done[case.program] for case in cases]
         status.update("timing the rules alone")
         taken = rule_costs.measure(
             cost_cases(cases),
@@ -215,6 +204,7 @@ def main(
             seconds=config.cost.seconds,
             repeats=config.cost.repeats,
         )
+    counts = [done[case.program] for case in cases]
     comparisons = compare(cases, counts, gammas)
     result: dict[str, Any] = {
         "decodes": [
@@ -259,7 +249,7 @@ def make_setup(config: ml_collections.ConfigDict) -> Setup:
     """
     buckets = build.buckets(config)
     path = build.input_file(config.input)
-    lines = decode.read_lines(path)
+    lines = build.read_lines(path)
     build.row_keys(config.seed, 1)  # refuses a seed before anything is loaded
     pair = build.build_pair(config)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
@@ -324,9 +314,7 @@ def draws(
 
 def decode_case(setup: Setup, case: Case) -> Counts:
     """Decodes all lines."""
-    drafter: Any = ModelDrafter(setup.draft)
-    if case.siblings is not None:
-        drafter = TreeDrafter(setup.draft, case.parents, case.siblings)
+    drafter = chain_or_tree(setup.pair.drafting_model, case.parents, case.siblings)
     parts, keys = draws(setup, case.run)
     emitted, calls = np.zeros((2, len(keys)), np.int64)
     stats = []
@@ -383,14 +371,14 @@ def make_cases(
         branched = {n: v for n, v in rules.items() if v.trees}
         if sampling.greedy:
             lossless = [own for own in rules.values() if own.lossless]
-            branched = dict(zip([_ANY], lossless, strict=False))  # the first, if any
+            branched = {_ANY: lossless[0]} if lossless else {}
             chains = branched | {n: v for n, v in rules.items() if not v.lossless}
         for gamma in gammas:
             for name, own in chains.items():
                 words = f"chain of {gamma}"
                 cases.append(Case(run, name, own, words, chain(gamma), None))
         for name, own in branched.items():
-            siblings = build_tree.siblings_of(own)
+            siblings = own.usual_siblings
             by, drawn = picking.measured_by(own, sampling, siblings)
             same = (n for n, rule in build.VERIFIERS.items() if rule is by)
             label = f"{run}, {name if by is own else next(same)}"
@@ -399,7 +387,7 @@ def make_cases(
                 parts, keys = draws(setup, run, picks=True)
                 tables[label] = picking.measure_acceptance(
                     setup.pair.target,
-                    setup.draft,
+                    setup.pair.drafting_model,
                     parts,
                     keys,
                     verifier=by,

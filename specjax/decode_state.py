@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import trees
 from specjax.drafters.base import DraftState
@@ -14,6 +14,12 @@ from specjax.types import DraftBlock, Prefix
 
 # Purposes that a row's key is folded with, so that no two uses share noise.
 SAMPLE, DRAFT, VERIFY = 0, 1, 2
+
+
+def fold_rows(keys: Key[Array, " B"], data: int | Int[Array, " B"]) -> Key[Array, " B"]:
+    """Each row's key folded with one number for all of them, or with its own."""
+    axis = None if isinstance(data, int) else 0
+    return jax.vmap(jax.random.fold_in, in_axes=(0, axis))(keys, data)
 
 
 @struct.dataclass

@@ -31,6 +31,7 @@ from specjax.decode_state import (
     Stats,
     Trace,
     block_prefix,
+    fold_rows,
 )
 from specjax.drafters.base import Committed, Drafter
 from specjax.models.base import Encoded, EncoderDecoder
@@ -271,7 +272,7 @@ def _autoregressive_loop(
         max_length + 1,
         log_probs,
     )
-    sample_keys = _fold(keys, SAMPLE)
+    sample_keys = fold_rows(keys, SAMPLE)
 
     def step(state: DecodeState) -> DecodeState:
         last = _last(state)
@@ -279,7 +280,7 @@ def _autoregressive_loop(
         prefix = Prefix(tokens=state.tokens, length=state.length[:, None])
         law = sampling.law(output.logits, prefix)
         chosen = jax.vmap(lambda key, own: draw_law(key, own, 0, target.vocab_size))(
-            _fold(sample_keys, state.length), law
+            fold_rows(sample_keys, state.length), law
         )
         block = DraftBlock(
             tokens=jnp.zeros((last.shape[0], 0), jnp.int32),
@@ -474,22 +475,16 @@ def _output(state: DecodeState, max_length: int) -> DecodeOutput:
     )
 
 
-def _fold(keys: Array, data: int | Array) -> Array:
-    return jax.vmap(
-        jax.random.fold_in, in_axes=(0, None if isinstance(data, int) else 0)
-    )(keys, data)
-
-
 def _noises(keys: Array, state: DecodeState, verifier: Verifier) -> tuple[Noise, Noise]:
     start = state.length - 1
     if verifier.noise == "position":
         # Both sides share the noise that the autoregressive sample would use.
-        noise = Noise(keys=_fold(keys, SAMPLE), start=start, by="position")
+        noise = Noise(keys=fold_rows(keys, SAMPLE), start=start, by="position")
         return noise, noise.replace(keys=jax.random.clone(noise.keys))
     calls = state.stats.target_calls  # the row's own: independent of its neighbours
     return (
-        Noise(keys=_fold(_fold(keys, DRAFT), calls), start=start),
-        Noise(keys=_fold(_fold(keys, VERIFY), calls), start=start),
+        Noise(keys=fold_rows(fold_rows(keys, DRAFT), calls), start=start),
+        Noise(keys=fold_rows(fold_rows(keys, VERIFY), calls), start=start),
     )
 
 

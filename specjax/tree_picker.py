@@ -63,7 +63,7 @@ def best_tree(
         InputError: a table that holds no chances, too few nodes or too little depth.
     """
     rows = _by_depth(acceptance, nodes, depth)
-    return _unfold(_programme(rows, nodes)[1], nodes)
+    return _unfold(_programme(rows, nodes), nodes)
 
 
 def pick_tree(
@@ -74,7 +74,7 @@ def pick_tree(
     verify: Cost,
     depth: int | None = None,
 ) -> Picked:
-    """The tree of greatest `predicted_speedup`, of all numbers of nodes and depths.
+    """The tree of most `expected_tokens` per `round_cost`, of all sizes and depths.
 
     Args:
         acceptance: see the module.
@@ -93,17 +93,13 @@ def pick_tree(
     rows = _by_depth(acceptance, nodes, depth)
     found: dict[tuple[int, ...], Picked] = {}
     for deepest in range(1, len(rows) + 1):
-        choice = _programme(rows[:deepest], nodes)[1]
+        choice = _programme(rows[:deepest], nodes)
         for count in range(1, nodes + 1):
             parents = _unfold(choice, count)
             if parents not in found:
-                found[parents] = Picked(
-                    parents=parents,
-                    expected_tokens=expected_tokens(parents, rows),
-                    predicted_speedup=predicted_speedup(
-                        parents, rows, draft=draft, verify=verify
-                    ),
-                )
+                tokens = expected_tokens(parents, rows)
+                cost = round_cost(parents, draft=draft, verify=verify)
+                found[parents] = Picked(parents, tokens, tokens / cost)
     return max(
         found.values(), key=lambda own: (own.predicted_speedup, -len(own.parents))
     )
@@ -134,24 +130,6 @@ def expected_tokens(parents: tuple[int, ...], acceptance: Table) -> float:
                 )
             stands[node] = stands[parents[node]] * rows[depth, rank]
     return float(stands.sum())
-
-
-def predicted_speedup(
-    parents: tuple[int, ...], acceptance: Table, *, draft: Cost, verify: Cost
-) -> float:
-    """`expected_tokens` over `round_cost`; encoders are not counted.
-
-    Args:
-        parents: of each node, -1 at the root.
-        acceptance: see the module.
-        draft: cost of a pass of the draft.
-        verify: cost of the target's pass over all nodes and the root.
-
-    Raises:
-        InputError: as `expected_tokens` and `round_cost`.
-    """
-    tokens = expected_tokens(parents, acceptance)
-    return tokens / round_cost(parents, draft=draft, verify=verify)
 
 
 def round_cost(parents: tuple[int, ...], *, draft: Cost, verify: Cost) -> float:
@@ -286,16 +264,17 @@ def _by_depth(acceptance: Table, nodes: int, depth: int | None) -> np.ndarray:
     return np.atleast_2d(table)[np.minimum(np.arange(deepest), last)]
 
 
-def _programme(rows: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+def _programme(rows: np.ndarray, nodes: int) -> np.ndarray:
     """Sequoia's recursion over depth, rank and nodes.
 
     Returns:
-        ``[d, r, m]``: the most accepted nodes that m nodes give as the children from
-        rank r on of a node at depth d and all below these, given that the node stands
-        and no earlier child does count; and how many of the m make up child r and what
-        is below it, 0 where there is to be none.
+        ``[d, r, m]``: m nodes are the children from rank r on of a node at depth d and
+        all below these; so many of them make up child r and what is below it, 0 where
+        there is to be none.
     """
     depth, ranks = rows.shape
+    # The most accepted nodes that they give, where their parent stands and no earlier
+    # child counts.
     best = np.zeros((depth + 1, ranks + 1, nodes + 1))
     choice = np.zeros(best.shape, int)
     for level in reversed(range(depth)):
@@ -307,7 +286,7 @@ def _programme(rows: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
                 if worth.max() > 0:
                     best[level, rank, count] = worth.max()
                     choice[level, rank, count] = 1 + np.argmax(worth)
-    return best, choice
+    return choice
 
 
 def _unfold(choice: np.ndarray, nodes: int) -> tuple[int, ...]:

@@ -56,6 +56,15 @@ def levels(parents: tuple[int, ...]) -> tuple[range, ...]:
     return tuple(found)
 
 
+def depth(parents: tuple[int, ...]) -> int:
+    """Steps from the root to the deepest node.
+
+    Args:
+        parents: that `check_parents` has let pass.
+    """
+    return len(levels(parents)) - 1
+
+
 def ancestors(parents: Int[Array, " M"]) -> Bool[Array, "M M"]:
     """Whether node j is node i or stands on the path from the root to it, ``[i, j]``.
 

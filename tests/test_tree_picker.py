@@ -14,8 +14,8 @@ from specjax.tree_picker import (
     best_tree,
     expected_tokens,
     pick_tree,
-    predicted_speedup,
     rank_acceptance,
+    round_cost,
     wide_tree,
 )
 
@@ -106,9 +106,10 @@ def test_passes_are_paid_by_what_they_are_fed():
     """Two committed tokens, then the levels that have one below; the target: all."""
     parents, cost = (-1, 0, 0, 0, 1, 1, 4), {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
     tokens = tokens_by_hand(parents, FALLING)
-    assert predicted_speedup(
-        parents, FALLING, draft=cost, verify={1: 1.0, 7: 4.0}
-    ) == pytest.approx(tokens / (0.2 + 0.3 + 0.2 + 4.0))
+    whole = round_cost(parents, draft=cost, verify={1: 1.0, 7: 4.0})
+    assert expected_tokens(parents, FALLING) / whole == pytest.approx(
+        tokens / (0.2 + 0.3 + 0.2 + 4.0)
+    )
 
 
 @pytest.mark.parametrize(

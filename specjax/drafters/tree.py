@@ -65,7 +65,7 @@ class TreeDrafter:
                 f"siblings is {self.siblings!r}: it must be one of "
                 f"{', '.join(SIBLINGS)}"
             )
-        depth = len(trees.levels(self.parents)) - 1
+        depth = trees.depth(self.parents)
         if depth > gamma:
             raise InputError(
                 f"the tree is {depth} deep and gamma {gamma}: gamma is the deepest "
@@ -185,3 +185,18 @@ class TreeDrafter:
         assert committed.path is not None  # this drafts trees
         cache = self.model.keep(cache, cache.length - fed, committed.path)
         return ModelDrafter(self.model).commit(state.replace(cache=cache), committed)
+
+
+def chain_or_tree(
+    model: Any, parents: tuple[int, ...], siblings: str | None
+) -> ModelDrafter | TreeDrafter:
+    """What drafts with a model in a shape: a chain where no siblings are drawn.
+
+    Args:
+        model: as of `ModelDrafter`.
+        parents: as of `TreeDrafter`; not read of a chain, which gamma alone shapes.
+        siblings: as of `TreeDrafter`; None: a chain.
+    """
+    if siblings is None:
+        return ModelDrafter(model)
+    return TreeDrafter(model, parents, siblings)

@@ -19,7 +19,9 @@ from specjax.metrics.ties import Difference, differences
 from specjax.metrics.timing import (
     Costs,
     Timing,
+    enough_steps,
     measure_costs,
+    per_step,
     time_call,
     time_calls,
     time_ratio,
@@ -44,5 +46,7 @@ __all__ = [
     "teacher_forced_alpha",
     "time_call",
     "time_calls",
+    "enough_steps",
+    "per_step",
     "time_ratio",
 ]

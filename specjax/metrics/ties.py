@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.decode_state import SAMPLE
+from specjax.decode_state import SAMPLE, fold_rows
 from specjax.decoding import DecodeOutput
 from specjax.models.base import EncoderDecoder
 from specjax.sampling import Sampling, clock_speeds, with_arrays
@@ -98,14 +98,10 @@ def _gaps(
     if sampling.temperature is not None:
         prefix = Prefix(tokens=tokens, length=position[:, None])
         law = sampling.law(logits[:, None], prefix).probs[:, 0]
+        # What `autoregressive_generate` draws the token at a position with.
+        own = fold_rows(fold_rows(keys, SAMPLE), position)
         temperature = jnp.broadcast_to(sampling.temperature, rows.shape)[:, None]
-        clocks = jax.vmap(clock_speeds)(_position_keys(keys, position), law)
+        clocks = jax.vmap(clock_speeds)(own, law)
         scores = jnp.where(temperature > 0, temperature * jnp.log(clocks), logits)
     scores = jnp.take_along_axis(scores, chosen, axis=1)
     return jnp.abs(scores[:, 0] - scores[:, 1])
-
-
-def _position_keys(keys: Array, position: Array) -> Array:
-    """What `autoregressive_generate` draws the token at a position with."""
-    own = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, SAMPLE)
-    return jax.vmap(jax.random.fold_in)(own, position)

@@ -251,7 +251,9 @@ def measure_costs(
 
     parts = {"step": plain, "verify": verify, "draft": draft}
     counts = {
-        name: _enough(part, seconds, max_length - 1 if part is plain else _MOST_STEPS)
+        name: enough_steps(
+            part, seconds, max_length - 1 if part is plain else _MOST_STEPS
+        )
         for name, part in parts.items()
     }
     calls: dict[str, Callable[[], Any]] = {"set-up": lambda: speculative(0)}
@@ -264,7 +266,7 @@ def measure_costs(
     return Costs(
         gamma=gamma,
         **{
-            name: _per_step(timings[name], timings[f"{name} 0"], counts[name])
+            name: per_step(timings[name], timings[f"{name} 0"], counts[name])
             for name in parts
         },
         encode=encode,
@@ -272,10 +274,15 @@ def measure_costs(
     )
 
 
-def _enough(part: Callable[[int], Any], seconds: float, most: int) -> int:
+def enough_steps(part: Callable[[int], Any], seconds: float, most: int) -> int:
     """How many steps take `seconds` beyond a run of none: doubles until they do.
 
     They must do so five times: a busy machine makes single runs of any length.
+
+    Args:
+        part: runs so many steps, and is compiled at the first call.
+        seconds: that they are to take.
+        most: so many steps at most, whatever they take.
     """
 
     def taken(count: int) -> float:
@@ -287,8 +294,14 @@ def _enough(part: Callable[[int], Any], seconds: float, most: int) -> int:
     return count
 
 
-def _per_step(whole: Timing, empty: Timing, count: int) -> Timing:
-    """Seconds of one of `count` steps, the empty run at its quickest taken off."""
+def per_step(whole: Timing, empty: Timing, count: int) -> Timing:
+    """Seconds of one of `count` steps, the empty run at its quickest taken off.
+
+    Args:
+        whole: of all steps together.
+        empty: of a run of no step.
+        count: steps.
+    """
     fixed = min(empty.times)
     return Timing(tuple(max(time - fixed, 1e-9) / count for time in whole.times))
 

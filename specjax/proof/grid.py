@@ -18,8 +18,7 @@ from specjax.decoding import (
     speculative_generate,
 )
 from specjax.drafters.base import Committed, Drafter, DraftState
-from specjax.drafters.model import ModelDrafter
-from specjax.drafters.tree import TreeDrafter
+from specjax.drafters.tree import chain_or_tree
 from specjax.models.base import EncoderDecoder
 from specjax.proof import expected, statistics, tables
 from specjax.proof.tables import TableModel
@@ -284,9 +283,11 @@ def ways(verifier: Verifier) -> list[Way]:
     """
     if not verifier.trees:
         return [Way(CHAIN, None)]
-    drawn = ("distinct",) if verifier.siblings is None else verifier.siblings
-    found = [Way(PATHS if drawn[0] == "paths" else TREE, drawn[0])]
-    if not verifier.needs_law and (verifier.siblings is None or "chosen" in drawn):
+    drawn = verifier.usual_siblings
+    found = [Way(PATHS if drawn == "paths" else TREE, drawn)]
+    if not verifier.needs_law and (
+        verifier.siblings is None or "chosen" in verifier.siblings
+    ):
         found.append(Way(TREE, "chosen"))
     return found
 
@@ -298,9 +299,7 @@ def drafter_of(way: Way) -> MakeDrafter:
     """What makes the drafter of a layout, of a model and rows."""
 
     def make(model: TableModel, rows: Rows) -> Drafter:
-        if way.siblings is None:
-            return Ending(ModelDrafter(model), rows.ends)
-        return Ending(TreeDrafter(model, way.tree, way.siblings), rows.ends)
+        return Ending(chain_or_tree(model, way.tree, way.siblings), rows.ends)
 
     return make
 

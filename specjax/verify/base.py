@@ -78,6 +78,11 @@ class Verifier:
     noise: str = struct.field(pytree_node=False, default="step")
     siblings: tuple[str, ...] | None = struct.field(pytree_node=False, default=None)
 
+    @property
+    def usual_siblings(self) -> str:
+        """How the children of a node are drawn where nothing else is asked."""
+        return self.siblings[0] if self.siblings else "distinct"
+
 
 def greedy_rule(best: Int[Array, " T"], block: DraftBlock, gamma: int) -> VerifyOutput:
     """Keeps what equals the target's own token after the token above it.

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments import baseline, compare, decode
+from experiments import baseline, build, compare
 from specjax import errors, metrics
 from specjax.data import tokenizer as tokenizers
 from tests import pairs
@@ -71,7 +71,7 @@ def test_no_input_file(refused, tmp_path):
 def test_lines_may_end_as_on_windows(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_bytes("one\r\ntwo \u2028 2".encode())
-    assert decode.read_lines(path) == ["one", "two \u2028 2"]
+    assert build.read_lines(path) == ["one", "two \u2028 2"]
 
 
 SETTINGS = {

@@ -80,7 +80,7 @@ def test_only_a_tie_is_forgiven(gaps, dtype, code):
 
     mismatches = [{"row": 0, "position": 1, "top2_gap": gap} for gap in gaps]
     run = {"verifier": "token", "lossless": True, "mismatches": []}
-    tie = decode.TIES[dtype]
+    tie = baseline.TIES[dtype]
     for name in ("greedy", "sampled"):
         results = {"greedy": run, "sampled": run} | {
             name: run | {"mismatches": mismatches}

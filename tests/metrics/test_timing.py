@@ -172,14 +172,14 @@ def test_steps_are_counted_until_they_take_long_enough(monkeypatch):
         stall = 9.0 if len(runs) % 3 == 0 else 0.0
         return clock.job("", [0.5 + 0.01 * count + stall], [])()
 
-    assert timing._enough(part, 0.3, most=1000) == 32
-    assert timing._enough(part, 0.3, most=20) == 20
-    assert timing._enough(part, 0.3, most=1) == 1
+    assert timing.enough_steps(part, 0.3, most=1000) == 32
+    assert timing.enough_steps(part, 0.3, most=20) == 20
+    assert timing.enough_steps(part, 0.3, most=1) == 1
 
 
 def test_the_run_of_no_steps_is_taken_off():
     whole, empty = metrics.Timing((3.0, 5.0, 1.0)), metrics.Timing((2.0, 1.0, 1.5))
-    result = timing._per_step(whole, empty, 4)
+    result = timing.per_step(whole, empty, 4)
     assert result.times[:2] == (0.5, 1.0)
     assert 0 < result.times[2] < 1e-8  # a ratio to it stays finite
 
