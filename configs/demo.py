@@ -13,13 +13,15 @@ import pathlib
 import ml_collections
 from ml_collections import config_dict
 
+from configs import drafting
+
 
 def get_config() -> ml_collections.ConfigDict:
     """Settings of `experiments.decode`."""
     config = ml_collections.ConfigDict()
     # A folder in Hugging Face's T5 layout; "zoo/..." is a pair that ships with specjax.
     config.target = ml_collections.ConfigDict({"checkpoint": "zoo/repair/target"})
-    config.draft = ml_collections.ConfigDict({"checkpoint": "zoo/repair/draft"})
+    config.draft = drafting.get_settings("zoo/repair/draft")
     config.drafter = "model"  # model, ngram
     # token, block, exact_match, coupled, recursive, recursive_distinct, kseq,
     # best_path, traversal; all but the first two also judge trees. Knowingly lossy, of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -12,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from experiments import build_drafter
 from specjax import errors, zoo
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
 from specjax.drafters.base import Drafter
 from specjax.drafters.model import ModelDrafter
-from specjax.drafters.ngram import NgramDrafter
 from specjax.models import shared_encoder, t5, t5_weights
 from specjax.pair import dead_from
 from specjax.sampling import Sampling, check_sampling
@@ -36,13 +35,6 @@ from specjax.verify import (
     typical,
 )
 
-# A drafter is made from the draft model, which is loaded only where the table says so.
-# A draft model that shares the target's encoder is one like any other: "model".
-DRAFTERS: Mapping[str, Callable[[t5.T5 | None], Drafter]] = {
-    "model": ModelDrafter,
-    "ngram": lambda _: NgramDrafter(),
-}
-NEEDS_MODEL = ("model",)
 # Rules with settings of their own: what makes one, and its settings unless told.
 TUNED: Mapping[str, tuple[Callable[..., Verifier], dict[str, float]]] = {
     "lenient": (lenient, {"lenience": 0.5}),
@@ -61,9 +53,6 @@ VERIFIERS: Mapping[str, Verifier] = {
     **{name: make(**settings) for name, (make, settings) in TUNED.items()},
 }
 _GAMMA = 7  # of a chain, where none is set
-# What is read of a checkpoint, and not a card or other settings beside it.
-_WEIGHTS = (".safetensors", ".bin", ".model")
-_BESIDE = ("config.json", "tokenizer_config.json", "model.safetensors.index.json")
 DTYPES: Mapping[str, Any] = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 Entry = TypeVar("Entry")
@@ -160,7 +149,7 @@ class Pair:
 
     @property
     def drafting_model(self) -> t5.T5:
-        """The model that a drafter named in `NEEDS_MODEL` drafts with."""
+        """The model that a drafter of `build_drafter.MODELS` drafts with."""
         assert isinstance(self.drafter, ModelDrafter)  # callers have checked the name
         model: t5.T5 = self.drafter.model
         return model
@@ -183,26 +172,12 @@ def checkpoint_folder(name: str, setting: str) -> pathlib.Path:
     return path
 
 
-def fingerprint(folder: pathlib.Path) -> str:
-    """SHA-256 of a checkpoint's files: they may change under one name.
-
-    Args:
-        folder: see `checkpoint_folder`. Reading it once more takes seconds per 10 GB.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        if path.suffix in _WEIGHTS or path.name in _BESIDE:
-            with open(path, "rb") as file:
-                own = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.name} {own}\n".encode())
-    return digest.hexdigest()
-
-
 def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
     """The fingerprint of each checkpoint that `build_pair` reads, by its role."""
-    roles = ["target"] + ["draft"] * (config.drafter in NEEDS_MODEL)
+    kind = named(build_drafter.DRAFTERS, config.drafter, "drafter")
+    roles = ["target"] + ["draft"] * bool(kind.reads)
     return {
-        role: fingerprint(
+        role: t5_weights.fingerprint(
             checkpoint_folder(config[role].checkpoint, f"{role}.checkpoint")
         )
         for role in roles
@@ -210,30 +185,42 @@ def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
 
 
 def build_pair(config: ml_collections.ConfigDict) -> Pair:
-    """Loads target, draft and tokenizer.
+    """Loads target, drafter and tokenizer.
 
     Raises:
         InputError: a name or a folder is wrong, a checkpoint is damaged, the draft has
-            another tokenizer than the target, or reads an encoder of another width.
+            another tokenizer than the target, reads an encoder of another width, or was
+            made for another target.
     """
-    make_drafter = named(DRAFTERS, config.drafter, "drafter")
+    kind = named(build_drafter.DRAFTERS, config.drafter, "drafter")
     dtype = named(DTYPES, config.dtype, "dtype")
     folder = checkpoint_folder(config.target.checkpoint, "target.checkpoint")
     tokenizer = tokenizers.load_tokenizer(folder)
-    draft_model = None
-    if config.drafter in NEEDS_MODEL:
+    draft_folder = draft_model = None
+    if kind.reads:
         draft_folder = checkpoint_folder(config.draft.checkpoint, "draft.checkpoint")
+    if kind.reads == "model":
+        assert draft_folder is not None
         draft_tokenizer = tokenizers.load_tokenizer(draft_folder)
         tokenizers.check_same_tokenizer(tokenizer, draft_tokenizer)
         draft_model = t5_weights.load_t5(draft_folder, dtype)
         dead_from(draft_tokenizer, draft_model, "draft")
     target = t5_weights.load_t5(folder, dtype)
+    num_tokens = dead_from(tokenizer, target)
+    parts = build_drafter.Parts(
+        config=config,
+        target=target,
+        fingerprint=t5_weights.fingerprint(folder) if kind.reads == "drafter" else "",
+        folder=draft_folder,
+        model=draft_model,
+        num_tokens=num_tokens,
+    )
     return Pair(
         target=target,
-        drafter=make_drafter(draft_model),
+        drafter=kind.make(parts),
         draft_model=draft_model and shared_encoder.whole(draft_model, target),
         tokenizer=tokenizer,
-        num_tokens=dead_from(tokenizer, target),
+        num_tokens=num_tokens,
     )
 
 
@@ -303,7 +290,7 @@ def build_draft_sampling(
     own = config.draft_sampling
     if all(own[name] is None for name in own):
         return None
-    if config.drafter not in NEEDS_MODEL:
+    if not named(build_drafter.DRAFTERS, config.drafter, "drafter").samples:
         raise errors.InputError(
             f"config.draft_sampling is set and the drafter {config.drafter!r} draws "
             "nothing: leave it out"

@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments import build
+from experiments import build, build_drafter
 from specjax import errors, trees
 from specjax.drafters.tree import TreeDrafter
 from specjax.types import SIBLINGS
@@ -107,7 +107,7 @@ def build_siblings(config: ml_collections.ConfigDict, verifier: Verifier) -> str
             exact for, or a sampling of drafts that are not drawn.
     """
     siblings = config.siblings
-    if config.drafter not in build.NEEDS_MODEL:
+    if config.drafter not in build_drafter.MODELS:
         raise errors.InputError(
             f"config.tree is set and the drafter {config.drafter!r} drafts chains: "
             "leave the tree out, or --config.drafter=model"

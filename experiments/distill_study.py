@@ -176,7 +176,7 @@ def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
     """What the files behind the runs' settings hold."""
     folder = build.checkpoint_folder(config.distill.target, "train.distill.target")
     return {
-        "the target's fingerprint": build.fingerprint(folder),
+        "the target's fingerprint": t5_weights.fingerprint(folder),
         "the data's fingerprint": train_data.fingerprint_files(config),
     }
 

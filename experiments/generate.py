@@ -22,6 +22,7 @@ from configs import repair_generate
 from experiments import baseline, build, command
 from specjax import errors
 from specjax.data import batches, pairs
+from specjax.models import t5_weights
 from specjax.pair import load_model
 from specjax.sampling import Sampling
 
@@ -52,7 +53,7 @@ def main(
     path = workdir / "generated.jsonl"
     start, whole = lines_written(path, sources)
     manifest = command.manifest(
-        config, input=str(given), weights=build.fingerprint(folder)
+        config, input=str(given), weights=t5_weights.fingerprint(folder)
     )
     if start:
         check_same_run(workdir / "manifest.json", manifest)

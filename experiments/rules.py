@@ -25,6 +25,7 @@ from configs import rules as rules_config
 from experiments import (
     baseline,
     build,
+    build_drafter,
     command,
     picking,
     rule_costs,
@@ -146,10 +147,10 @@ def main(
         names = list(dict.fromkeys(build.names(config, "rules", build.VERIFIERS)))
     runs = ["sampled", "greedy"] if config.greedy else ["sampled"]
     gammas = read_gammas(config)
-    if config.drafter not in build.NEEDS_MODEL:
+    if config.drafter not in build_drafter.MODELS:
         raise errors.InputError(
             f"config.drafter is {config.drafter!r}: trees are drafted by a model, "
-            f"one of {', '.join(build.NEEDS_MODEL)}"
+            f"one of {', '.join(build_drafter.MODELS)}"
         )
     if config.sampling.temperature == 0:
         raise errors.InputError(

@@ -11,7 +11,7 @@ from experiments import baseline, build, train_data
 from specjax import errors
 from specjax.data import batches, tokenizer
 from specjax.decoding import DecodeOutput
-from specjax.models import shared_encoder, t5
+from specjax.models import shared_encoder, t5, t5_weights
 from specjax.pair import load_model
 from specjax.sampling import Sampling
 from specjax.training import distill, step, texts
@@ -143,7 +143,7 @@ def load_teacher(config: ml_collections.ConfigDict) -> Teacher | None:
         own.vocab_size,
         divergence(config),
         mixture(config),
-        build.fingerprint(folder),
+        t5_weights.fingerprint(folder),
     )
 
 

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from experiments import build, train_settings
+from experiments import train_settings
 from specjax import errors
 from specjax.data import batches, pairs, tokenizer
+from specjax.models import t5_weights
 from specjax.training import step
 
 Example = tuple[list[int], list[int]]
@@ -195,7 +196,7 @@ def fingerprint_files(config: ml_collections.ConfigDict) -> str:
         path = pathlib.Path(config.data[name] or folder / f"{name}.jsonl")
         digest.update(path.read_bytes() if path.is_file() else b"")
     if config.init not in train_settings.INITS:
-        digest.update(build.fingerprint(pathlib.Path(config.init)).encode())
+        digest.update(t5_weights.fingerprint(pathlib.Path(config.init)).encode())
     return digest.hexdigest()
 
 

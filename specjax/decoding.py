@@ -416,6 +416,7 @@ def speculative_step(
         num_accepted=verdict.num_accepted,
         features=features,
         path=verdict.path,
+        done=state.done,
     )
     return state.replace(draft_state=drafter.commit(state.draft_state, committed))
 

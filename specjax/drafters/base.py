@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 from flax import struct
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.sampling import Sampling
@@ -26,6 +26,8 @@ class Committed:
         features: one ``[B, G + 1, D]`` per tap, of the tokens that the target was fed
             (last committed, d_1 .. d_G); the first ``num_accepted + 1`` are valid.
         path: ``int32[B, G]`` nodes of a tree that stood; None: a chain's own order.
+        done: ``bool[B]`` rows that have ended, whose further drafts nobody reads; None:
+            not said.
     """
 
     tokens: Int[Array, "B L"]
@@ -33,6 +35,7 @@ class Committed:
     num_accepted: Int[Array, " B"]
     features: tuple[jax.Array, ...] = ()
     path: Int[Array, "B G"] | None = None
+    done: Bool[Array, " B"] | None = None
 
 
 class Drafter(Protocol):
@@ -112,3 +115,85 @@ class Drafter(Protocol):
     def commit(self, state: DraftState, committed: Committed) -> DraftState:
         """Brings the memory in step with what was accepted."""
         ...
+
+
+@struct.dataclass
+class SlotLogits:
+    """What a drafter would draft at many prefixes of texts that stand already.
+
+    Anchor t is the prefix that ends with fed token t, and slot i (from 0) of its block
+    the token i + 1 places after it. A slot's chain is whole: where slot i of an anchor
+    is here, so are slots 0 .. i - 1.
+
+    Attributes:
+        logits: ``float32[B, Q, V]`` raw logits of the draft.
+        anchor: ``int32[B, Q]`` whose block; -1: padding, to be left out.
+        slot: ``int32[B, Q]`` which token of the block.
+    """
+
+    logits: Float[Array, "B Q V"]
+    anchor: Int[Array, "B Q"]
+    slot: Int[Array, "B Q"]
+
+
+class TrainableDrafter(Drafter, Protocol):
+    """A drafter with weights of its own, all of which are trained.
+
+    `drafters.files` keeps it in a folder, and `training.slots` trains it.
+    """
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def create(
+        cls, target: Any, settings: dict[str, Any], key: Key[Array, ""]
+    ) -> TrainableDrafter:
+        """One that is ready to be trained for this target.
+
+        Args:
+            target: what of it is copied, is copied here.
+            settings: what shapes the drafter, of JSON's types; a name it lacks has its
+                usual value.
+            key: initialises what is random.
+
+        Raises:
+            InputError: a setting that is not known or means nothing.
+        """
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """What `create` needs to make one of this shape; all settings, by name."""
+        ...
+
+    def slot_logits(
+        self,
+        target: EncoderDecoder,
+        encoded: Encoded,
+        inputs: Int[Array, "B S"],
+        mask: Bool[Array, "B S"],
+        fed: Int[Array, "B T"],
+        features: tuple[jax.Array, ...],
+        key: Key[Array, ""],
+        *,
+        gamma: int,
+    ) -> SlotLogits:
+        """Teacher forcing: slot i of anchor t may read ``fed[:, : t + 1 + i]``.
+
+        Row r of the target's own logits on `fed` judges slot i of anchor r - i.
+
+        Args:
+            target: no gradient flows into it.
+            encoded: its encoder's result.
+            inputs: source ids.
+            mask: True at real source tokens.
+            fed: the start token and the text, without its last token.
+            features: the target's, of `taps`, ``[B, T, D]`` each.
+            key: chooses anchors, drops features, and the like.
+            gamma: slots of a block.
+        """
+        ...
+
+
+def node_keys(noise: Noise, node: int | Array, depth: int | Array) -> Array:
+    """The key of one drafted node, in every row."""
+    return jax.vmap(lambda row: row.key(node, depth))(noise)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int
 
 from specjax.drafters.base import Committed
+from specjax.drafters.chain import (
+    LengthState,
+    Pass,
+    commit_length,
+    draft_chain,
+    init_length,
+)
 from specjax.models.base import Cache, Encoded, EncoderDecoder, encode_draft
-from specjax.sampling import Sampling, draw_law, fit_vocabulary
-from specjax.types import DraftBlock, Law, Noise, Prefix
+from specjax.sampling import Sampling
+from specjax.types import DraftBlock, Noise
 
 
 @struct.dataclass
@@ -25,10 +31,12 @@ class ModelDraftState:
             last drafted token is never fed, so after a full acceptance the memory lags
             by two; feeding two tokens in every first step covers both cases at the
             price of one.
+        rule: of the length; None without a rule.
     """
 
     encoded: Encoded
     cache: Cache
+    rule: LengthState | None = None
 
 
 @struct.dataclass
@@ -39,9 +47,11 @@ class ModelDrafter:
         model: any `EncoderDecoder`; its vocabulary may be padded otherwise than the
             target's. One that shares the target's encoder (`models.base.encode_draft`)
             runs none of its own.
+        rule: ends a row's draft early; None: every block has gamma tokens.
     """
 
     model: Any
+    rule: Any = None
 
     taps: ClassVar[tuple[int, ...]] = ()
     has_law: ClassVar[bool] = True
@@ -72,7 +82,9 @@ class ModelDrafter:
         if prefix.shape[1] > 2:
             _, cache = self.model.decode(prefix, cache, own)
         return ModelDraftState(
-            encoded=own, cache=cache.replace(length=jnp.maximum(length - 2, 0))
+            encoded=own,
+            cache=cache.replace(length=jnp.maximum(length - 2, 0)),
+            rule=init_length(self.rule, inputs.shape[0]),
         )
 
     def draft(
@@ -86,61 +98,63 @@ class ModelDrafter:
         gamma: int,
         sampling: Sampling,
     ) -> tuple[DraftBlock, ModelDraftState]:
-        """Runs `gamma` passes of the model: the first feeds two tokens, others one."""
-        vocab_size = target.vocab_size
-        rows = jnp.arange(tokens.shape[0])
+        """Runs `gamma` passes of the model: the first feeds two tokens, others one.
 
-        def choose(
-            logits: Array, buffer: Array, depth: int | Array
-        ) -> tuple[Array, Array, Law]:
-            prefix = Prefix(tokens=buffer, length=(length + depth - 1)[:, None])
-            law = sampling.law(fit_vocabulary(logits[:, None], vocab_size), prefix)
-            chosen = jax.vmap(lambda key, own: draw_law(key, own, 0, vocab_size))(
-                node_keys(noise, depth, depth), law
+        With a rule of the length it runs as many as the longest row wants.
+        """
+
+        def advance(token: Array, cache: Cache) -> Pass:
+            output, cache = self.model.decode(
+                token[:, None], cache, state.encoded, taps=self._taps
             )
-            if sampling.controls:  # they read the drafted tokens too
-                buffer = buffer.at[rows, length + depth - 1].set(chosen, mode="drop")
-            return chosen, buffer, law
+            hidden = output.features[0][:, 0] if self._taps else None
+            return Pass(output.logits[:, 0], hidden, cache)
 
-        logits, cache = catch_up(self.model, state, tokens, length)
-        token, buffer, law = choose(logits, tokens, 1)
-
-        def step(carry: Any, depth: Array) -> tuple[Any, Any]:
-            token, buffer, cache = carry
-            output, cache = self.model.decode(token[:, None], cache, state.encoded)
-            token, buffer, law = choose(output.logits[:, 0], buffer, depth)
-            return (token, buffer, cache), (token, law)
-
-        (_, _, cache), (more, laws) = jax.lax.scan(
-            step, (token, buffer, cache), jnp.arange(2, gamma + 1)
+        first = catch_up(self.model, state, tokens, length, self._taps)
+        block, cache, rule = draft_chain(
+            first,
+            advance,
+            noise=noise,
+            tokens=tokens,
+            length=length,
+            gamma=gamma,
+            sampling=sampling,
+            vocab_size=target.vocab_size,
+            rule=self.rule,
+            state=state.rule,
         )
-        # Scanned outputs have depth first and a position axis of one.
-        laws = jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), laws)
-        block = DraftBlock(
-            tokens=jnp.concatenate([token[:, None], more.T], axis=1),
-            length=jnp.full_like(length, gamma),
-            law=jax.tree.map(lambda x, y: jnp.concatenate([x, y], 1), law, laws),
-        )
-        return block, state.replace(cache=cache)
+        return block, state.replace(cache=cache, rule=rule)
 
     def commit(self, state: ModelDraftState, committed: Committed) -> ModelDraftState:
         """Rolls the memory back to all but the last two committed tokens."""
         length = jnp.maximum(committed.length - 2, 0)
-        return state.replace(cache=state.cache.replace(length=length))
+        return state.replace(
+            cache=state.cache.replace(length=length),
+            rule=commit_length(self.rule, state.rule, committed),
+        )
+
+    @property
+    def _taps(self) -> tuple[int, ...]:
+        """What the rule reads of the draft model."""
+        return (-1,) if self.rule is not None and self.rule.reads_hidden else ()
 
 
 def catch_up(
-    model: EncoderDecoder, state: ModelDraftState, tokens: Array, length: Array
-) -> tuple[Array, Cache]:
-    """Feeds the last two committed tokens: logits after the last, and the memory."""
+    model: EncoderDecoder,
+    state: ModelDraftState,
+    tokens: Array,
+    length: Array,
+    taps: tuple[int, ...] = (),
+) -> Pass:
+    """Feeds the last two committed tokens: what comes of the last, and the memory."""
     rows, start = jnp.arange(tokens.shape[0]), state.cache.length
     fed = tokens[rows[:, None], start[:, None] + jnp.arange(2)[None]]
-    output, cache = model.decode(fed, state.cache, state.encoded)
+    output, cache = model.decode(fed, state.cache, state.encoded, taps=taps)
     assert cache is not None  # only teacher forcing keeps nothing
     # A row with one token so far feeds a token too many; it gets overwritten.
-    return output.logits[rows, length - 1 - start], cache.replace(length=length)
-
-
-def node_keys(noise: Noise, node: int | Array, depth: int | Array) -> Array:
-    """The key of one drafted node, in every row."""
-    return jax.vmap(lambda row: row.key(node, depth))(noise)
+    last = length - 1 - start
+    return Pass(
+        logits=output.logits[rows, last],
+        hidden=output.features[0][rows, last] if taps else None,
+        memory=cache.replace(length=length),
+    )

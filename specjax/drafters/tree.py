@@ -12,13 +12,8 @@ from flax import struct
 from jaxtyping import Array, Bool, Int
 
 from specjax import trees
-from specjax.drafters.base import Committed
-from specjax.drafters.model import (
-    ModelDrafter,
-    ModelDraftState,
-    catch_up,
-    node_keys,
-)
+from specjax.drafters.base import Committed, node_keys
+from specjax.drafters.model import ModelDrafter, ModelDraftState, catch_up
 from specjax.errors import InputError
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.sampling import Sampling, draw_distinct, draw_law, fit_vocabulary
@@ -113,8 +108,8 @@ class TreeDrafter:
         drafted = jnp.zeros((batch, len(self.parents) - 1), jnp.int32)
         laws: list[Law] = []
 
-        logits, cache = catch_up(self.model, state, tokens, length)
-        logits = logits[:, None]
+        first = catch_up(self.model, state, tokens, length)
+        logits, cache = first.logits[:, None], first.memory
         levels = trees.levels(self.parents)
         for depth, (above, level) in enumerate(itertools.pairwise(levels), start=1):
             prefix = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -31,6 +32,9 @@ _EMBEDDING = (
     "encoder.embed_tokens.weight",
     "decoder.embed_tokens.weight",
 )
+# What is read of a checkpoint, and not a card or other settings beside it.
+_READ_SUFFIXES = (".safetensors", ".bin", ".model")
+_READ_NAMES = (CONFIG_FILE, "tokenizer_config.json", INDEX_FILE)
 # In some old checkpoints, and used by no T5.
 _UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
 _STORED_TYPES = {
@@ -423,3 +427,20 @@ def _replacing(directory: pathlib.Path) -> Iterator[Callable[[str], pathlib.Path
     finally:
         for path in pending.values():
             path.unlink(missing_ok=True)
+
+
+def fingerprint(directory: str | os.PathLike[str]) -> str:
+    """SHA-256 of a checkpoint's files: they may change under one name.
+
+    Args:
+        directory: a model's, its tokenizer's files among them. Reading it once more
+            takes seconds per 10 GB.
+    """
+    digest = hashlib.sha256()
+    files = (path for path in pathlib.Path(directory).iterdir() if path.is_file())
+    for path in sorted(files):
+        if path.suffix in _READ_SUFFIXES or path.name in _READ_NAMES:
+            with open(path, "rb") as file:
+                own = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.name} {own}\n".encode())
+    return digest.hexdigest()

@@ -262,7 +262,7 @@ def test_what_was_written_stays(folders, tmp_path, monkeypatch):
 
 
 def test_names_are_looked_up_with_their_setting():
-    from experiments import build
+    from experiments import build, build_drafter
 
     with pytest.raises(errors.InputError, match="config.drafter is 'x'.*model, ngram"):
-        build.named(build.DRAFTERS, "x", "drafter")
+        build.named(build_drafter.DRAFTERS, "x", "drafter")
