@@ -21,8 +21,11 @@ def get_config() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     # A folder in Hugging Face's T5 layout; "zoo/..." is a pair that ships with specjax.
     config.target = ml_collections.ConfigDict({"checkpoint": "zoo/repair/target"})
+    # The published size whose cost it has, such as t5-v1_1-base, at the same text and
+    # acceptance. None: its own. Also of the draft.
+    config.target.widen = config_dict.placeholder(str)
     config.draft = drafting.get_settings("zoo/repair/draft")
-    config.drafter = "model"  # model, ngram
+    config.drafter = "model"  # ngram, parallel, ...: experiments/build_drafter.py
     # token, block, exact_match, coupled, recursive, recursive_distinct, kseq,
     # best_path, traversal; all but the first two also judge trees. Knowingly lossy, of
     # chains: lenient, typical.

@@ -21,6 +21,9 @@ def get_config() -> ml_collections.ConfigDict:
             init_layers=dict(encoder=(), decoder=()),  # of the target, for "target"
             label_smoothing=0.0,
             z_loss=0.0,  # weight of log(normaliser)^2; T5's is 1e-4
+            # For early exits, both 0 for none: `specjax.training.layer_skip`.
+            layer_dropout=0.0,  # chance that the last decoder layer is left out
+            exit_loss=0.0,  # weight of the loss at an earlier decoder layer
             accumulate=1,  # micro-batches of a step, one after another
             compute_dtype="",  # bfloat16; empty: the parameters' float32
             log_every=20,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from experiments import build_drafter
+from experiments import build_drafter, build_widen
 from specjax import errors, zoo
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
@@ -129,6 +129,25 @@ def check_settings(
 
 
 @dataclasses.dataclass(frozen=True)
+class Target:
+    """A target, loaded and checked.
+
+    Attributes:
+        model: at the cost that ``config.target.widen`` asks for.
+        tokenizer: its tokenizer.
+        num_tokens: ids with a meaning; the rows past them are dead. None: none are.
+        folder: that it was read from.
+        width: of the model there, before it was widened.
+    """
+
+    model: t5.T5
+    tokenizer: tokenizers.Tokenizer
+    num_tokens: int | None
+    folder: pathlib.Path
+    width: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Pair:
     """What a decode needs, loaded and checked.
 
@@ -175,7 +194,7 @@ def checkpoint_folder(name: str, setting: str) -> pathlib.Path:
 def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
     """The fingerprint of each checkpoint that `build_pair` reads, by its role."""
     kind = named(build_drafter.DRAFTERS, config.drafter, "drafter")
-    roles = ["target"] + ["draft"] * bool(kind.reads)
+    roles = ["target"] + ["draft"] * kind.has_folder(config)
     return {
         role: t5_weights.fingerprint(
             checkpoint_folder(config[role].checkpoint, f"{role}.checkpoint")
@@ -184,43 +203,66 @@ def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
     }
 
 
-def build_pair(config: ml_collections.ConfigDict) -> Pair:
+def load_target(config: ml_collections.ConfigDict) -> Target:
+    """Loads the target and its tokenizer.
+
+    Raises:
+        InputError: the folder is wrong or damaged, or cannot be widened as set.
+    """
+    dtype = named(DTYPES, config.dtype, "dtype")
+    folder = checkpoint_folder(config.target.checkpoint, "target.checkpoint")
+    tokenizer = tokenizers.load_tokenizer(folder)
+    loaded = t5_weights.load_t5(folder, dtype)
+    model = build_widen.widen_target(config, loaded)
+    num_tokens = dead_from(tokenizer, model)
+    return Target(model, tokenizer, num_tokens, folder, loaded.config.d_model)
+
+
+def build_pair(config: ml_collections.ConfigDict, target: Target | None = None) -> Pair:
     """Loads target, drafter and tokenizer.
+
+    Args:
+        config: the settings.
+        target: as `load_target` gave it for the same settings; None: loads it.
 
     Raises:
         InputError: a name or a folder is wrong, a checkpoint is damaged, the draft has
             another tokenizer than the target, reads an encoder of another width, or was
-            made for another target.
+            made for another target; a model cannot be widened as set.
     """
     kind = named(build_drafter.DRAFTERS, config.drafter, "drafter")
     dtype = named(DTYPES, config.dtype, "dtype")
-    folder = checkpoint_folder(config.target.checkpoint, "target.checkpoint")
-    tokenizer = tokenizers.load_tokenizer(folder)
-    draft_folder = draft_model = None
-    if kind.reads:
+    checkpoint_folder(config.target.checkpoint, "target.checkpoint")  # named first
+    draft_folder = draft_model = draft_tokenizer = None
+    if kind.has_folder(config):
         draft_folder = checkpoint_folder(config.draft.checkpoint, "draft.checkpoint")
     if kind.reads == "model":
         assert draft_folder is not None
         draft_tokenizer = tokenizers.load_tokenizer(draft_folder)
-        tokenizers.check_same_tokenizer(tokenizer, draft_tokenizer)
         draft_model = t5_weights.load_t5(draft_folder, dtype)
         dead_from(draft_tokenizer, draft_model, "draft")
-    target = t5_weights.load_t5(folder, dtype)
-    num_tokens = dead_from(tokenizer, target)
+    target = target or load_target(config)
+    if draft_tokenizer is not None:
+        tokenizers.check_same_tokenizer(target.tokenizer, draft_tokenizer)
+    if draft_model is not None:
+        draft_model.check_encoder_width(target.width)
+    draft_model = build_widen.widen_draft(config, target.model, draft_model)
     parts = build_drafter.Parts(
         config=config,
-        target=target,
-        fingerprint=t5_weights.fingerprint(folder) if kind.reads == "drafter" else "",
+        target=target.model,
+        fingerprint=t5_weights.fingerprint(target.folder)
+        if kind.reads == "drafter"
+        else "",
         folder=draft_folder,
         model=draft_model,
-        num_tokens=num_tokens,
+        num_tokens=target.num_tokens,
     )
     return Pair(
-        target=target,
-        drafter=kind.make(parts),
-        draft_model=draft_model and shared_encoder.whole(draft_model, target),
-        tokenizer=tokenizer,
-        num_tokens=num_tokens,
+        target=target.model,
+        drafter=build_drafter.make(config.drafter, parts),
+        draft_model=draft_model and shared_encoder.whole(draft_model, target.model),
+        tokenizer=target.tokenizer,
+        num_tokens=target.num_tokens,
     )
 
 

@@ -1,416 +1,342 @@
-"""Decoding the same batches with and without a draft: outputs, seconds, counts."""
+"""Every drafter at its best setting on the same lines: gains, costs, predictions.
+
+    python -m experiments.compare --config=configs/methods_ende.py --workdir=DIR
+
+Acceptance is counted once per task, on the shipped target: widening keeps what it
+writes. Times are taken at each level of the target's cost. A method's draft length is
+the best that (survival, c, v) predict; what is measured there stands beside it.
+Writes DIR/cells.jsonl as it goes, so that a comparison that was stopped goes on with
+the cells that it lacks, and methods.md, methods.csv, methods.png, metrics.json.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
 import pathlib
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
-import numpy as np
+from absl import flags
 
-from experiments import baseline, build
-from specjax import metrics, theory
+from configs import demo, methods_ende
+from experiments import baseline, build, cells, command, method_costs, side_by_side
+from specjax import errors, metrics
 from specjax.data import batches
-from specjax.decoding import DecodeOutput, Stats
+from specjax.data import tokenizer as tokenizers
+from specjax.drafters import files
+from specjax.report import methods as report
+from specjax.report import plots
 from specjax.sampling import Sampling
-from specjax.verify import Verifier
+from specjax.verify import token_verify
 
-_AUTO_GAMMAS = (1, 2, 3, 5, 7)
+MODES = ("greedy", "sampled")
+
+
+def main(
+    config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
+) -> int:
+    """Runs the command; returns 1 where a cell failed or greedy tokens differ."""
+    from rich.console import Console
+
+    del values
+    names = check(config)
+    tasks = [
+        Task.read(config, name) for name in build.names(config, "tasks", config.task)
+    ]
+    levels = build.names(config, "levels", config.level)
+    # Every drafter is loaded once, so that what is missing is told before all else.
+    about = {task.name: describe(config, task, names) for task in tasks}
+    workdir.mkdir(parents=True, exist_ok=True)
+    store = cells.Cells(workdir / "cells.jsonl", settings_of(config, about))
+    command.write_json(workdir / "manifest.json", command.manifest(config))
+    console = Console()
+    rows: list[cells.Row] = []
+    for task in tasks:
+        for level in levels:
+            with console.status(f"{task.name}, target at {level} cost") as status:
+                made = run_level(config, task, level, names, store, status.update)
+            made = [row | about[task.name][row["method"]] for row in made]
+            rows += made
+            console.print(report.table(made, f"{task.name}, target at {level} cost"))
+            write(rows, store.failed, workdir)
+    for line in store.failed:
+        console.print(f"[bold red]failed: {line}")
+    wrong = [row for row in rows if row["mismatches"]]
+    for row in wrong:
+        console.print(
+            f"[bold red]{row['task']}, {row['method']}, {row['mode']}: "
+            f"{row['mismatches']} lines are not the target's own"
+        )
+    print(f"written: {workdir}/methods.md, methods.csv, methods.png, metrics.json")
+    return 1 if store.failed or wrong else 0
+
+
+def check(config: ml_collections.ConfigDict) -> list[str]:
+    """The methods that are asked for.
+
+    Raises:
+        errors.InputError: a setting is missing, not known, or means nothing.
+    """
+    known = methods_ende.get_config()
+    with known.unlocked():
+        for name in ("task", "level", "method"):  # as many as the config has
+            known[name] = config.get(name, {})
+    build.check_settings(config, known)
+    build.positive(config, "gamma", "seeds")
+    build.positive(config.timing, "repeats", path="timing.")
+    for name, level in config.level.items():
+        build.positive(level, "lines", "repeats", path=f"level.{name}.")
+    build.check_max_length(config)
+    plots.check_plots()
+    if config.methods == "all":
+        return list(config.method)
+    return build.names(config, "methods", config.method)
+
+
+def write(rows: list[cells.Row], failed: list[str], workdir: pathlib.Path) -> None:
+    """Writes the reports of what is known so far."""
+    command.write_json(workdir / "metrics.json", {"rows": rows, "failed": failed})
+    (workdir / "methods.md").write_text(report.markdown(rows), encoding="utf-8")
+    report.write_csv(rows, workdir / "methods.csv")
+    report.plot(rows, workdir / "methods.png")
 
 
 @dataclasses.dataclass(frozen=True)
-class Mode:
-    """One way of drawing tokens.
+class Task:
+    """Lines to decode, and the folder of the models that decode them.
 
     Attributes:
-        name: "greedy" or "sampled".
-        sampling: of the target.
-        draft_sampling: of the draft; None: the target's.
-        gamma: tokens drafted per target call; 0: plain decoding.
+        name: of ``config.task``.
+        folder: of the target and the drafters.
+        rows: ids of the lines.
     """
 
     name: str
-    sampling: Sampling
-    draft_sampling: Sampling | None
-    gamma: int
+    folder: str
+    rows: Sequence[Sequence[int]]
 
+    @classmethod
+    def read(cls, config: ml_collections.ConfigDict, name: str) -> Task:
+        """Reads and checks the lines.
 
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """What all modes share.
-
-    Attributes:
-        pair: the models.
-        verifier: decides which drafted tokens stand.
-        max_length: decoder tokens, start token included.
-        about: how the rule and the tree are named in what is written: `verifier`,
-            `verifier_settings`, `lossless` and `tree`.
-    """
-
-    pair: build.Pair
-    verifier: Verifier
-    max_length: int
-    about: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def one_text(self, mode: Mode) -> bool:
-        """Whether both ways write the same tokens, but for lossy rules and rounding.
-
-        They do greedily, and where target and draft share the noise of each position.
+        Raises:
+            errors.InputError: a file or a folder is missing, or a line is too long.
         """
-        return mode.sampling.greedy or self.verifier.noise == "position"
+        own = config.task[name]
+        path = build.input_file(own.input)
+        folder = build.checkpoint_folder(f"{own.folder}/target", f"task.{name}.folder")
+        pieces = tokenizers.load_tokenizer(folder)
+        rows = [
+            pieces.encode(own.task_prefix + line) for line in build.read_lines(path)
+        ]
+        build.check_lengths(rows, build.buckets(config), path)
+        return cls(name, own.folder, rows)
 
-    def plain(self, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode) -> Any:
-        """Decodes a batch with the target alone."""
-        return baseline.decode(
-            self.pair.target, batch, keys, mode.sampling, self.max_length
+    def decode_config(
+        self, config: ml_collections.ConfigDict, method: str, widen: str = ""
+    ) -> ml_collections.ConfigDict:
+        """Settings of `experiments.decode` for one method.
+
+        Args:
+            config: the settings.
+            method: of ``config.method``.
+            widen: what the target is widened to; empty: nothing.
+
+        Raises:
+            errors.InputError: the method has settings that drafters have not.
+        """
+        made, own = demo.get_config(), config.method[method]
+        made.target.checkpoint = f"{self.folder}/target"
+        made.target.widen = widen or None
+        made.update(
+            dtype=config.dtype, max_length=config.max_length, drafter=own.drafter
         )
-
-    def speculative(
-        self,
-        batch: batches.InferenceBatch,
-        keys: jax.Array,
-        mode: Mode,
-        with_trace: bool = False,
-    ) -> DecodeOutput:
-        """Decodes a batch with the draft in front; plainly where gamma is 0."""
-        if mode.gamma == 0:
-            return self.plain(batch, keys, mode)
-        return baseline.speculate(
-            self.pair.target,
-            self.pair.drafter,
-            batch,
-            keys,
-            verifier=self.verifier,
-            sampling=mode.sampling,
-            draft_sampling=mode.draft_sampling,
-            gamma=mode.gamma,
-            max_length=self.max_length,
-            trace=with_trace,
-        )
+        made.draft.checkpoint = own.checkpoint.format(folder=self.folder)
+        made.lock()  # so that what is not known is refused
+        try:
+            made.draft.update(own.draft)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise errors.InputError(
+                f"config.method.{method}.draft has a setting that config.draft of "
+                f"experiments.decode has not ({error})"
+            ) from error
+        return made
 
 
-@dataclasses.dataclass
-class Tally:
-    """What one mode's batches add up to."""
+def describe(
+    config: ml_collections.ConfigDict, task: Task, names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """What each method is: bytes of its arrays, its training, its files' fingerprints.
 
-    plain_seconds: float = 0.0
-    plain_tokens: int = 0
-    # Outputs that did not end by themselves.
-    plain_cut: int = 0
-    speculative_cut: int = 0
-    # Passes of the loops: a batch goes on until its slowest row ends.
-    plain_passes: int = 0
-    speculative_passes: int = 0
-    speculative_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    agreements: list[metrics.Agreement] = dataclasses.field(default_factory=list)
-    stats: list[Stats] = dataclasses.field(default_factory=list)
-    mismatches: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-
-def measure_costs(
-    setup: Setup,
-    batch: batches.InferenceBatch,
-    keys: jax.Array,
-    mode: Mode,
-    tally: Tally,
-) -> metrics.Costs:
-    """Times of drafting, verifying and encoding for one mode's gamma.
-
-    The timing runs the decoding loops' own programs, so what compiling them takes is
-    told apart and tallied here.
+    Raises:
+        errors.InputError: a method cannot be loaded.
     """
-
-    def plain() -> DecodeOutput:
-        return setup.plain(batch, keys, mode)
-
-    def fast() -> DecodeOutput:
-        return setup.speculative(batch, keys, mode)
-
-    for decode in (plain, fast):
-        tally.compile_seconds += max(_timed(decode)[1] - _timed(decode)[1], 0.0)
-    return metrics.measure_costs(
-        setup.pair.target,
-        setup.pair.drafter,
-        jnp.asarray(batch.inputs),
-        jnp.asarray(batch.mask),
-        baseline.batch_keys(keys, batch),
-        verifier=setup.verifier,
-        sampling=mode.sampling,
-        draft_sampling=mode.draft_sampling,
-        gamma=mode.gamma,
-        max_length=setup.max_length,
-    )
-
-
-def resolve_gamma(
-    setup: Setup,
-    batch: batches.InferenceBatch,
-    keys: jax.Array,
-    mode: Mode,
-    tally: Tally,
-) -> tuple[Mode, dict[int, metrics.Costs]]:
-    """Chooses gamma by measured survival and costs; 0 where plain decoding is best.
-
-    Both are measured at every gamma in question: block verification's survival at a
-    depth is not the same for every gamma.
-    """
-
-    def at(gamma: int) -> Mode:
-        return dataclasses.replace(mode, gamma=gamma)
-
-    costs, speedups = {}, {0: 1.0}
-    for gamma in _AUTO_GAMMAS:
-        costs[gamma] = measure_costs(setup, batch, keys, at(gamma), tally)
-        stats = setup.speculative(batch, keys, at(gamma)).stats
-        speedups[gamma] = theory.speedup_from_survival(
-            metrics.survival(stats), costs[gamma].cost_ratio, costs[gamma].verify_ratio
-        )
-    return at(max(speedups, key=speedups.__getitem__)), costs
+    made = {}
+    for name in names:
+        own = task.decode_config(config, name)
+        try:
+            pair = build.build_pair(own)
+        except errors.InputError as error:
+            raise errors.InputError(
+                f"the method {name} of {task.name}: {error}"
+            ) from error
+        training = ""
+        if own.draft.checkpoint:
+            folder = build.checkpoint_folder(own.draft.checkpoint, "draft.checkpoint")
+            if (folder / files.DRAFTER_FILE).is_file():
+                about = files.read_header(folder)["about"]
+                if "minutes" in about:
+                    training = f"{about['minutes']} min"
+        made[name] = {
+            "megabytes": sum(x.nbytes for x in jax.tree.leaves(pair.drafter)) / 1e6,
+            "training": training,
+            "weights": build.fingerprints(own),
+        }
+    return made
 
 
-def decode_all(
-    setup: Setup,
-    parts: list[batches.InferenceBatch],
-    keys: jax.Array,
-    modes: list[Mode],
+def settings_of(
+    config: ml_collections.ConfigDict, about: dict[str, Any]
+) -> dict[str, Any]:
+    """What the numbers depend on; which cells are asked for is not among it."""
+    asked = ("tasks", "levels", "methods")
+    own = {name: value for name, value in config.to_dict().items() if name not in asked}
+    weights = {
+        task: {name: row["weights"] for name, row in methods.items()}
+        for task, methods in about.items()
+    }
+    return own | {"weights": weights}
+
+
+def run_level(
     config: ml_collections.ConfigDict,
-    lines: list[str],
-    workdir: pathlib.Path,
-    tallies: dict[str, Tally],
-) -> list[dict[str, Any]]:
-    """Decodes every batch in every mode, both ways, and writes its lines at once.
+    task: Task,
+    level: str,
+    names: Sequence[str],
+    store: cells.Cells,
+    show: Any,
+) -> list[cells.Row]:
+    """All methods of a task at one cost of its target, in both modes.
 
-    Until all is done the lines stand in ``decodes.jsonl.partial``, in order of length.
-
-    Returns:
-        The content of ``decodes.jsonl``, in order of the input.
+    Args:
+        config: the settings.
+        task: the lines.
+        level: of ``config.level``.
+        names: of the methods.
+        store: has what is done already.
+        show: tells what is under way.
     """
-    from rich import progress
-
-    warm: set[tuple[str, int]] = set()
-    records: list[dict[str, Any]] = []
-    path = workdir / "decodes.jsonl"
-    partial = workdir / "decodes.jsonl.partial"
-    with (
-        open(partial, "w", encoding="utf-8") as file,
-        progress.Progress(
-            progress.TextColumn("decoding"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(),
-            transient=True,
-        ) as bar,
-    ):
-        task = bar.add_task("", total=len(lines))
-        for part in parts:
-            made: dict[int, dict[str, Any]] = {}
-            for mode in modes:
-                shape = (mode.name, part.inputs.shape[1])
-                plain, fast = decode_batch(
-                    setup,
-                    part,
-                    keys,
-                    mode,
-                    config.repeats,
-                    tallies[mode.name],
-                    shape not in warm,
-                )
-                warm.add(shape)
-                for slot, row in enumerate(part.rows):
-                    if part.valid[slot]:
-                        record = made.setdefault(int(row), {"input": lines[row]})
-                        part_record = _record(setup, mode, plain, fast, slot)
-                        if mode is modes[0]:
-                            record |= part_record
-                        if mode.name != "greedy":
-                            record[mode.name] = part_record
-            for row in sorted(made):
-                records.append({"row": row} | made[row])
-                file.write(json.dumps(records[-1], ensure_ascii=False) + "\n")
-            file.flush()
-            bar.advance(task, int(np.sum(part.valid)))
-    records.sort(key=lambda record: record["row"])
-    ordered = workdir / "decodes.jsonl.ordered"
-    with open(ordered, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
-    ordered.replace(path)
-    partial.unlink()
-    return records
-
-
-def decode_batch(
-    setup: Setup,
-    part: batches.InferenceBatch,
-    keys: jax.Array,
-    mode: Mode,
-    repeats: int,
-    tally: Tally,
-    is_new_shape: bool,
-) -> tuple[DecodeOutput, DecodeOutput]:
-    """Decodes one batch both ways, interleaved, and adds medians to the tally."""
-
-    def plain() -> DecodeOutput:
-        return setup.plain(part, keys, mode)
-
-    def fast() -> DecodeOutput:
-        return setup.speculative(part, keys, mode)
-
-    first = [_timed(plain)[1], _timed(fast)[1]] if is_new_shape else []
-    plain_times, fast_times = [], []
-    for _ in range(repeats):
-        plain_output, seconds = _timed(plain)
-        plain_times.append(seconds)
-        fast_output, seconds = _timed(fast)
-        fast_times.append(seconds)
-    medians = float(np.median(plain_times)), float(np.median(fast_times))
-    if first:
-        tally.compile_seconds += max(sum(first) - sum(medians), 0.0)
-    tally.plain_seconds += medians[0]
-    tally.speculative_seconds += medians[1]
-    tally.plain_tokens += int(np.sum(plain_output.stats.emitted))
-    tally.plain_cut += _cut(setup, part, plain_output)
-    tally.speculative_cut += _cut(setup, part, fast_output)
-    tally.plain_passes += int(np.max(plain_output.stats.target_calls))
-    tally.speculative_passes += int(np.max(fast_output.stats.target_calls))
-    tally.stats.append(fast_output.stats)
-    tally.agreements.append(_agreement(setup, part, mode, plain_output))
-    if setup.one_text(mode):
-        tally.mismatches += baseline.differences(
-            setup.pair.target, part, keys, plain_output, fast_output, mode.sampling
+    own = config.level[level]
+    plain = build.load_target(task.decode_config(config, names[0], own.widen))
+    rows = task.rows[: own.lines]
+    parts = list(batches.inference_batches(rows, 1, build.buckets(config)))
+    made = []
+    for mode in MODES:
+        work = method_costs.Work(
+            target=plain.model,
+            parts=parts,
+            keys=build.row_keys(config.seed, len(rows)),
+            sampling=sampling_of(config, mode, plain.num_tokens),
+            max_length=config.max_length,
+            gamma=config.gamma,
+            seconds=config.timing.seconds,
+            repeats=config.timing.repeats,
+            rounds=own.repeats,
         )
-    return plain_output, fast_output
+        show(f"{task.name}, {level}, {mode}: the target alone")
+        costs = store.get(
+            {"task": task.name, "level": level, "mode": mode},
+            functools.partial(method_costs.target_costs, work),
+        )
+        for name in names:
+            show(f"{task.name}, {level}, {mode}: {name}")
+            counted = store.get(
+                {"task": task.name, "method": name, "mode": mode},
+                functools.partial(count, config, task, name, mode),
+            )
+            if costs is None or counted is None:
+                continue  # the store lists what failed
+            found = store.get(
+                {"task": task.name, "level": level, "mode": mode, "method": name},
+                functools.partial(
+                    measure,
+                    task.decode_config(config, name, own.widen),
+                    plain,
+                    work,
+                    counted,
+                    costs,
+                ),
+            )
+            if found is not None:
+                key = {"task": task.name, "level": level, "mode": mode, "method": name}
+                made.append(key | found | counted)
+    return made
 
 
-def _cut(setup: Setup, part: batches.InferenceBatch, output: DecodeOutput) -> int:
-    eos_id = setup.pair.target.config.eos_id
-    return sum(
-        not baseline.finished(baseline.new_tokens(output, int(slot)), eos_id)
-        for slot in np.flatnonzero(part.valid)
-    )
+def sampling_of(
+    config: ml_collections.ConfigDict, mode: str, num_tokens: int | None
+) -> Sampling:
+    """How a mode draws."""
+    temperature = None if mode == "greedy" else config.temperature
+    return Sampling(temperature=temperature, num_tokens=num_tokens)
 
 
-def _agreement(
-    setup: Setup, part: batches.InferenceBatch, mode: Mode, plain: DecodeOutput
-) -> metrics.Agreement:
-    """Where the draft's laws agree with the target's on the target's own output."""
-    arguments = (
-        jnp.asarray(part.inputs),
-        jnp.asarray(part.mask),
-        plain.tokens,
-        plain.length,
-    )
-    settings: dict[str, Any] = dict(
-        sampling=mode.sampling, draft_sampling=mode.draft_sampling
-    )
-    pair = setup.pair
-    if pair.draft_model is None:
-        return metrics.drafter_alpha(pair.target, pair.drafter, *arguments, **settings)
-    return metrics.teacher_forced_alpha(
-        pair.target, pair.draft_model, *arguments, **settings
-    )
-
-
-def summarize(
-    setup: Setup, mode: Mode, tally: Tally, costs: metrics.Costs
+def count(
+    config: ml_collections.ConfigDict, task: Task, name: str, mode: str
 ) -> dict[str, Any]:
-    """One mode's part of ``metrics.json``."""
-    stats = metrics.merge(tally.stats)
-    emitted = int(np.sum(stats.emitted))
-    calls = int(np.sum(stats.target_calls))
-    alpha = metrics.alpha(*tally.agreements)
-    speculates = mode.gamma > 0
-    # Of chains, by a rule that accepts a draft with the chance alpha: rules that read
-    # no law accept less, but greedily all are one.
-    by_alpha = setup.verifier.needs_law or mode.sampling.greedy
-    is_chain = not setup.pair.drafter.trees
-    has_formula = setup.verifier.lossless and by_alpha and is_chain
-    drafted, accepted = int(np.sum(stats.drafted)), int(np.sum(stats.accepted))
-    return setup.about | {
-        "gamma": mode.gamma,
-        "autoregressive": {
-            "tokens": tally.plain_tokens,
-            "seconds": tally.plain_seconds,
-            "tokens_per_second": tally.plain_tokens / tally.plain_seconds,
-            "cut": tally.plain_cut,
-        },
-        "speculative": {
-            "tokens": emitted,
-            "seconds": tally.speculative_seconds,
-            "tokens_per_second": emitted / tally.speculative_seconds,
-            "target_calls": calls,
-            "drafted": drafted,
-            "accepted": accepted,
-            "cut": tally.speculative_cut,
-        },
-        # Per token: sampled outputs of the two ways differ in length.
-        "speedup": (tally.plain_seconds / tally.plain_tokens)
-        / (tally.speculative_seconds / emitted),
-        "predicted_speedup": _predicted_speedup(mode, tally, costs, emitted),
-        "formula_speedup": 1.0
-        if not speculates
-        else float(theory.walltime_factor(alpha, mode.gamma, costs.cost_ratio))
-        if has_formula
-        else None,
-        "alpha": alpha,
-        "acceptance_rate": metrics.acceptance_rate(stats) if drafted else None,
-        "survival": metrics.survival(stats) if speculates else [],
-        "block_efficiency": metrics.block_efficiency(stats),
-        "cost_ratio": costs.cost_ratio,
-        "verify_ratio": costs.verify_ratio,
-        "encode_ratio": costs.encode_ratio,
-        "compile_seconds": tally.compile_seconds,
-        "identical": not tally.mismatches if setup.one_text(mode) else None,
-        "mismatches": tally.mismatches,
+    """Acceptance of a method at the greatest draft length, all lines in one batch."""
+    pair = build.build_pair(task.decode_config(config, name))
+    draws = 1 if mode == "greedy" else config.seeds
+    rows = [row for row in task.rows for _ in range(draws)]
+    (part,) = batches.inference_batches(rows, len(rows), build.buckets(config)[-1:])
+    stats = baseline.speculate(
+        pair.target,
+        pair.drafter,
+        part,
+        build.row_keys(config.seed, len(rows)),
+        verifier=token_verify,
+        sampling=sampling_of(config, mode, pair.num_tokens),
+        gamma=config.gamma,
+        max_length=config.max_length,
+    ).stats
+    return {
+        "survival": metrics.survival(stats),
+        "acceptance_rate": metrics.acceptance_rate(stats),
     }
 
 
-def _predicted_speedup(
-    mode: Mode, tally: Tally, costs: metrics.Costs, emitted: int
-) -> float:
-    """From passes counted and costs timed; per token, as the measured speedup."""
-    if not mode.gamma:
-        return 1.0
-    count = len(tally.stats)
-    whole = theory.speedup_from_counts(
-        tally.plain_passes,
-        tally.speculative_passes,
-        mode.gamma,
-        costs.cost_ratio,
-        costs.verify_ratio,
-        count * costs.encode_ratio,
-        count * costs.draft_encode_ratio,
-    )
-    return whole * emitted / tally.plain_tokens
-
-
-def _timed(function: Callable[[], DecodeOutput]) -> tuple[DecodeOutput, float]:
-    start = time.perf_counter()
-    output = jax.block_until_ready(function())
-    return output, time.perf_counter() - start
-
-
-def _record(
-    setup: Setup, mode: Mode, plain: DecodeOutput, fast: DecodeOutput, slot: int
+def measure(
+    own: ml_collections.ConfigDict,
+    plain: build.Target,
+    work: method_costs.Work,
+    counted: dict[str, Any],
+    costs: dict[str, Any],
 ) -> dict[str, Any]:
-    tokens = baseline.new_tokens(fast, slot)
-    record: dict[str, Any] = {
-        "tokens": tokens,
-        "text": setup.pair.tokenizer.decode(tokens),
-        # Else max_length cut it.
-        "finished": baseline.finished(tokens, setup.pair.target.config.eos_id),
-        "target_calls": int(fast.stats.target_calls[slot]),
-        "accepted": int(np.sum(np.asarray(fast.stats.accepted)[slot])),
+    """Times a method's draft, chooses its draft length, and decodes with it.
+
+    Args:
+        own: settings of `experiments.decode`.
+        plain: the target.
+        work: the lines.
+        counted: from `count`.
+        costs: from `method_costs.target_costs`.
+    """
+    pair = build.build_pair(own, plain)
+    draft = method_costs.draft_seconds(work, pair.drafter)
+    choices = method_costs.predict(counted["survival"], costs, draft)
+    best = max(choices, key=lambda choice: choice["predicted"])
+    setup = side_by_side.Setup(pair, token_verify, work.max_length)
+    share = best["gamma"] * best["c"]
+    return {
+        **best,
+        "draft_share": share / (share + best["v"]),
+        **method_costs.run(setup, work, best, costs),
+        "choices": choices,
     }
-    if not setup.verifier.lossless:
-        record["lossless"] = False
-    if setup.one_text(mode):
-        record["autoregressive_tokens"] = baseline.new_tokens(plain, slot)
-        record["identical"] = record["autoregressive_tokens"] == tokens
-    return record
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -22,7 +22,7 @@ import numpy as np
 from absl import flags
 
 from configs import demo
-from experiments import baseline, build, build_tree, command, compare, picking
+from experiments import baseline, build, build_tree, command, picking, side_by_side
 from specjax import errors, metrics, tree_picker
 from specjax.data import batches
 from specjax.report import table, trace
@@ -77,21 +77,21 @@ def main(
         "lossless": verifier.lossless,
         "tree": dataclasses.asdict(tree) if tree else None,
     }
-    setup = compare.Setup(pair, verifier, config.max_length, about)
+    setup = side_by_side.Setup(pair, verifier, config.max_length, about)
     workdir.mkdir(parents=True, exist_ok=True)
     # What an earlier run has written must not stand beside this one's settings.
     for name in ("metrics.json", "decodes.jsonl", "decodes.jsonl.partial"):
         (workdir / name).unlink(missing_ok=True)
-    tallies = {mode.name: compare.Tally() for mode in modes}
+    tallies = {mode.name: side_by_side.Tally() for mode in modes}
     costs: dict[str, dict[int, metrics.Costs]] = {}
     with console.status("timing a draft step, a target step and a verifying pass"):
         for i, mode in enumerate(modes):
             if gamma is None:
-                modes[i], costs[mode.name] = compare.resolve_gamma(
+                modes[i], costs[mode.name] = side_by_side.resolve_gamma(
                     setup, usual, keys, mode, tallies[mode.name]
                 )
             else:
-                own = compare.measure_costs(
+                own = side_by_side.measure_costs(
                     setup, usual, keys, mode, tallies[mode.name]
                 )
                 costs[mode.name] = {mode.gamma: own}
@@ -112,13 +112,13 @@ def main(
             },
         ),
     )
-    records = compare.decode_all(
+    records = side_by_side.decode_all(
         setup, parts, keys, modes, config, lines, workdir, tallies
     )
     _show(console, records, pair, setup, parts, keys, modes[0])
 
     results = {
-        mode.name: compare.summarize(
+        mode.name: side_by_side.summarize(
             setup, mode, tallies[mode.name], costs[mode.name][mode.gamma or 1]
         )
         for mode in modes
@@ -152,7 +152,7 @@ def pick_tree(
     keys: jax.Array,
     verifier: Verifier,
     siblings: str,
-    mode: compare.Mode,
+    mode: side_by_side.Mode,
 ) -> tree_picker.Picked:
     """The tree of ``config.tree=auto``: for one mode, on the lines of one bucket."""
     return picking.pick_for_pair(
@@ -172,7 +172,7 @@ def pick_tree(
 
 def build_modes(
     config: ml_collections.ConfigDict, num_tokens: int | None, gamma: int | None
-) -> list[compare.Mode]:
+) -> list[side_by_side.Mode]:
     """The runs asked for, in order.
 
     Raises:
@@ -182,8 +182,8 @@ def build_modes(
     sampled = build.build_sampling(config.sampling, "sampling", num_tokens)
     draft = build.build_draft_sampling(config, num_tokens)
     known = {
-        "greedy": compare.Mode("greedy", greedy, None, gamma or 1),
-        "sampled": compare.Mode("sampled", sampled, draft, gamma or 1),
+        "greedy": side_by_side.Mode("greedy", greedy, None, gamma or 1),
+        "sampled": side_by_side.Mode("sampled", sampled, draft, gamma or 1),
     }
     names = build.names(config, "runs", known)
     own = config.sampling
@@ -231,10 +231,10 @@ def _show(
     console: Any,
     records: list[dict[str, Any]],
     pair: build.Pair,
-    setup: compare.Setup,
+    setup: side_by_side.Setup,
     parts: list[batches.InferenceBatch],
     keys: jax.Array,
-    mode: compare.Mode,
+    mode: side_by_side.Mode,
 ) -> None:
     """Prints each line's decode in colour; it is decoded once more, with a trace."""
     from rich.padding import Padding

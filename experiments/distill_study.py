@@ -24,7 +24,7 @@ from configs import distill_study
 from experiments import (
     build,
     command,
-    compare,
+    side_by_side,
     teacher,
     train,
     train_data,
@@ -231,12 +231,12 @@ def block_efficiencies(
         tokenizer=data.pieces,
         num_tokens=master.num_tokens,
     )
-    setup = compare.Setup(pair, token_verify, config.evaluate.max_length)
+    setup = side_by_side.Setup(pair, token_verify, config.evaluate.max_length)
     rows = len(data.sources[: config.evaluate.rows])
     keys = build.row_keys(config.seed, rows)
     result = {}
     for name, own in held_out.items():
-        mode = compare.Mode(name, own.sampling, None, gamma)
+        mode = side_by_side.Mode(name, own.sampling, None, gamma)
         stats = [setup.speculative(part, keys, mode).stats for part in own.parts]
         result[f"tokens_per_call_{name}"] = metrics.block_efficiency(
             metrics.merge(stats)

@@ -1,14 +1,12 @@
 """Trains a T5 on pairs of texts; resumes where it was stopped; exports what it has."""
 
 import collections
-import contextlib
 import pathlib
 import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent import futures
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -108,7 +106,10 @@ def train(
     recent: list[dict[str, jax.Array]] = []
     # Operations of the recent steps, their start, and seconds that no step took.
     work, since, aside = 0, time.monotonic(), 0.0
-    with log_file as log, _saver(config, workdir, _fingerprints(data, master)) as save:
+    saver = train_state.saver(
+        config, workdir, _fingerprints(data, master), train_settings.best(config)
+    )
+    with log_file as log, saver as save:
         for batch, position in stream:
             if number >= optimizer.steps:
                 break
@@ -126,6 +127,7 @@ def train(
                 compute_dtype=train_settings.COMPUTE[compute],
                 target=target,
                 divergence=None if master is None else master.divergence,
+                skip=train_settings.layer_skip_config(config),
             )
             state = state.replace(
                 epoch=jnp.array(position.epoch, jnp.int32),
@@ -147,7 +149,7 @@ def train(
                 seconds = time.monotonic() - since - aside
                 line = train_log.averages(number, recent, seconds, work, peak)
                 log(line | {f"{name}_texts": own for name, own in writers.items()})
-                _check_finite(number, metrics)
+                check_finite(number, metrics)
                 recent, work, since, aside = [], 0, time.monotonic(), 0.0
                 writers.clear()
             if not saving:
@@ -311,50 +313,6 @@ def export_saved(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> in
     return restored.step
 
 
-@contextlib.contextmanager
-def _saver(
-    config: ml_collections.ConfigDict,
-    workdir: pathlib.Path,
-    fingerprints: dict[str, str],
-) -> Iterator[Callable[[int, step.TrainState, dict[str, float]], None]]:
-    """A function that saves while the training goes on, one checkpoint at a time.
-
-    A save that fails does not end the run. It is said when the next is due, which is
-    the next attempt; the earlier checkpoints stay.
-    """
-    folder, pending = workdir / "checkpoints", list[tuple[int, futures.Future[None]]]()
-    settings = config.to_dict() | {"fingerprints": fingerprints}
-
-    def settle() -> None:
-        while pending:
-            number, writing = pending.pop()
-            error = writing.exception()
-            if error is not None:
-                warnings.warn(
-                    f"checkpoint {number} was not written ({_first_line(error)}); the "
-                    f"run goes on, and those of steps {checkpoints.steps(folder)} stay",
-                    stacklevel=2,
-                )
-
-    def save(number: int, state: step.TrainState, scores: dict[str, float]) -> None:
-        settle()
-        writing = checkpoints.save_in_background(
-            folder,
-            number,
-            state,
-            settings,
-            scores,
-            keep=config.keep,
-            best=train_settings.best(config),
-        )
-        pending.append((number, writing))
-
-    try:
-        yield save
-    finally:
-        settle()
-
-
 def _fingerprints(
     data: train_data.Data, master: teacher.Teacher | None
 ) -> dict[str, str]:
@@ -380,11 +338,6 @@ def _show_cut_references(
         )
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200]
-
-
 def _flops(shape: Any, target: t5.T5 | None, batch: batches.Batch, writer: str) -> int:
     rows, source = batch.inputs.shape
     sizes = (rows, source, batch.targets.shape[1])
@@ -397,8 +350,16 @@ def _flops(shape: Any, target: t5.T5 | None, batch: batches.Batch, writer: str) 
     return work
 
 
-def _check_finite(number: int, metrics: dict[str, jax.Array]) -> None:
-    """Nothing that is not a number may take the place of a good checkpoint."""
+def check_finite(number: int, metrics: dict[str, jax.Array]) -> None:
+    """Nothing that is not a number may take the place of a good checkpoint.
+
+    Args:
+        number: of the step.
+        metrics: what the step returned.
+
+    Raises:
+        errors.InputError: its loss or its gradient is not finite.
+    """
     for name in ("loss", "grad_norm"):
         if not np.isfinite(metrics[name]):
             raise errors.InputError(

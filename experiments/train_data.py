@@ -54,9 +54,26 @@ def load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) ->
         errors.InputError: the tokenizer is not the model's, a file has a line that is
             no pair, or holds no example that is short enough.
     """
-    folder = pathlib.Path(config.data.folder)
-    pieces = _load_tokenizer(config, folder, show)
-    limit = config.data.max_tokens
+    pieces = _load_tokenizer(config, pathlib.Path(config.data.folder), show)
+    return read_data(config, pieces, show)
+
+
+def read_data(
+    config: ml_collections.ConfigDict,
+    pieces: tokenizer.Tokenizer,
+    show: Callable[[str], None],
+) -> Data:
+    """The same with a tokenizer that is known to be the model's.
+
+    Args:
+        config: see `configs/repair_target.py`; its ``data`` is read.
+        pieces: of ``config.data.folder``.
+        show: prints a line.
+
+    Raises:
+        errors.InputError: see `load_data`.
+    """
+    folder, limit = pathlib.Path(config.data.folder), config.data.max_tokens
     longest = f"config.data.max_tokens = {limit} or all of config.data.buckets"
     dropped = {}
 

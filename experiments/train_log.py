@@ -21,7 +21,10 @@ from specjax import errors
 Line = dict[str, float]
 Writer = Callable[[Line], None]
 # Of a step's metrics these are averaged over the steps of a line.
-_AVERAGED = ("loss", "nll", "z_loss", "grad_norm", "alpha")
+_AVERAGED = (
+    *("loss", "nll", "z_loss", "exit_loss", "grad_norm"),
+    *("alpha", "expected_length"),
+)
 
 
 @contextlib.contextmanager
@@ -86,6 +89,19 @@ def read_lines(workdir: pathlib.Path) -> list[Line]:
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
     return [own for own in found if isinstance(own, dict) and "step" in own]
+
+
+def minutes(lines: Sequence[Line]) -> float:
+    """What all steps of a run took together, evaluations apart.
+
+    Args:
+        lines: of its log.
+    """
+    total, before = 0.0, 0.0
+    for line in lines:
+        total += (line["step"] - before) * line.get("seconds_per_step", 0.0) / 60
+        before = line["step"]
+    return total
 
 
 def starts(workdir: pathlib.Path, first: int) -> list[dict[str, Any]]:

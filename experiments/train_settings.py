@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+from typing import Any
 
 import jax.numpy as jnp
 import ml_collections
@@ -15,7 +16,7 @@ from specjax import checkpoints, errors
 from specjax.data import batches
 from specjax.metrics import text
 from specjax.models import t5_config
-from specjax.training import distill, optimizer, texts
+from specjax.training import distill, layer_skip, optimizer, texts
 
 INITS = ("mimetic", "dictionary", "random", "target")
 
@@ -43,6 +44,14 @@ def model_config(config: ml_collections.ConfigDict) -> t5_config.T5Config:
     return t5_config.T5Config(**config.model)
 
 
+def layer_skip_config(
+    config: ml_collections.ConfigDict,
+) -> layer_skip.LayerSkip | None:
+    """How a target is trained for early exits; None: it is not."""
+    how = layer_skip.LayerSkip(config.layer_dropout, config.exit_loss)
+    return None if how == layer_skip.LayerSkip() else how
+
+
 def optimizer_config(config: ml_collections.ConfigDict) -> optimizer.OptimizerConfig:
     """The optimizer's settings from ``config.optimizer``."""
     return optimizer.OptimizerConfig(**config.optimizer)
@@ -54,12 +63,49 @@ def check(config: ml_collections.ConfigDict) -> None:
     Raises:
         errors.InputError: naming the setting.
     """
-    known = repair_target.get_config()
-    # Every field of these two records may be set.
-    for name, record in (
-        ("model", t5_config.T5Config),
-        ("optimizer", optimizer.OptimizerConfig),
-    ):
+    check_run(config, repair_target.get_config(), model=t5_config.T5Config)
+    build.positive(config, "accumulate")
+    build.named(COMPUTE, config.compute_dtype, "compute_dtype")
+    if not 0 <= config.label_smoothing < 1:
+        raise errors.InputError(
+            f"config.label_smoothing is {config.label_smoothing}: in [0, 1)"
+        )
+    if not 0 <= config.z_loss < math.inf:
+        raise errors.InputError(
+            f"config.z_loss is {config.z_loss}: a number, at least 0"
+        )
+    shape = model_config(config)
+    layer_skip.check_layer_skip(
+        layer_skip.LayerSkip(config.layer_dropout, config.exit_loss),
+        shape.num_decoder_layers,
+        "config",
+    )
+    _check_evaluation(config)
+    _check_distillation(config)
+    own = config.init in INITS or (config.init and pathlib.Path(config.init).is_dir())
+    if not own:
+        raise errors.InputError(
+            f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
+            "directory of a trained model"
+        )
+
+
+def check_run(
+    config: ml_collections.ConfigDict,
+    known: ml_collections.ConfigDict,
+    **records: type[Any],
+) -> None:
+    """Refuses what any training run reads and cannot use.
+
+    Args:
+        config: the settings.
+        known: a config of this command that has all of its settings.
+        **records: sections that may set any field of a record.
+
+    Raises:
+        errors.InputError: naming the setting.
+    """
+    for name, record in ({"optimizer": optimizer.OptimizerConfig} | records).items():
         fields = {field.name for field in dataclasses.fields(record)}
         unknown = sorted(set(config.get(name, {})) - fields)
         if unknown:
@@ -67,8 +113,6 @@ def check(config: ml_collections.ConfigDict) -> None:
         known[name] = config.get(name, {})
     build.check_settings(config, known)
     build.positive(config, "log_every", "evaluate_every", "checkpoint_every", "keep")
-    build.positive(config, "accumulate")
-    build.named(COMPUTE, config.compute_dtype, "compute_dtype")
     build.positive(
         config.data, "max_tokens", "tokens_per_batch", "validation_rows", path="data."
     )
@@ -78,29 +122,14 @@ def check(config: ml_collections.ConfigDict) -> None:
         raise errors.InputError(f"config.data.buckets: {error}") from error
     build.row_keys(config.seed, 1)
     build.named(STORED, config.export.dtype, "export.dtype")
-    if not 0 <= config.label_smoothing < 1:
-        raise errors.InputError(
-            f"config.label_smoothing is {config.label_smoothing}: in [0, 1)"
-        )
-    if not 0 <= config.z_loss < math.inf:
-        raise errors.InputError(
-            f"config.z_loss is {config.z_loss}: a number, at least 0"
-        )
-    model_config(config)
-    _check_evaluation(config)
     optimizer.check_optimizer(optimizer_config(config), "config.optimizer")
-    _check_distillation(config)
+    if config.tensorboard:
+        train_log.check_tensorboard()
     folder = pathlib.Path(config.data.folder)
     if not config.data.folder or not folder.is_dir():
         raise errors.InputError(
             f"config.data.folder is {config.data.folder!r}: name the folder that "
             "holds train.jsonl, validation.jsonl and the tokenizer"
-        )
-    own = config.init in INITS or (config.init and pathlib.Path(config.init).is_dir())
-    if not own:
-        raise errors.InputError(
-            f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
-            "directory of a trained model"
         )
 
 
@@ -120,6 +149,11 @@ def _check_distillation(config: ml_collections.ConfigDict) -> None:
                 f"config.label_smoothing is {config.label_smoothing} and "
                 "config.distill names a target, whose laws take the place of labels: "
                 "set it to 0"
+            )
+        if layer_skip_config(config) is not None:
+            raise errors.InputError(
+                "config.layer_dropout or config.exit_loss is set, which train a target "
+                "for early exits, and config.distill names a target: leave one out"
             )
         return
     for setting, needs_target in (
@@ -174,8 +208,6 @@ def _check_evaluation(config: ml_collections.ConfigDict) -> None:
         raise errors.InputError(
             "config.export.which is 'best' and config.best empty: name the metric"
         )
-    if config.tensorboard:
-        train_log.check_tensorboard()
 
 
 def best(config: ml_collections.ConfigDict) -> checkpoints.Best | None:

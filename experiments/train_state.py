@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -33,7 +36,7 @@ _FREE_SETTINGS = (
 # Of the optimizer's settings, those that say what it keeps.
 _OF_THE_STATE = ("optimizer.name", "optimizer.momentum")
 # Rows of a file have the seed's keys from 0 on; a run has the last.
-_RUN = 2**32 - 1
+RUN = 2**32 - 1
 
 
 def initial_state(
@@ -52,7 +55,7 @@ def initial_state(
         errors.InputError: the model in the directory ``config.init``, or the layers of
             the target, have not the shape ``config.model``.
     """
-    seed = jax.random.fold_in(jax.random.key(config.seed), _RUN)
+    seed = jax.random.fold_in(jax.random.key(config.seed), RUN)
     model_key, run_key, dictionary_key = jax.random.split(seed, 3)
     shape = train_settings.model_config(config)
     if config.init == "mimetic":
@@ -183,3 +186,62 @@ def check_same_files(
                 f"{workdir} holds a run with {kind} {name}: the files have changed "
                 f"since; put the old {name} back or take another --workdir"
             )
+
+
+@contextlib.contextmanager
+def saver(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    fingerprints: dict[str, str],
+    best: checkpoints.Best | None = None,
+) -> Iterator[Callable[[int, step.TrainState, dict[str, float]], None]]:
+    """A function that saves while the training goes on, one checkpoint at a time.
+
+    A save that fails does not end the run. It is said when the next is due, which is
+    the next attempt; the earlier checkpoints stay.
+
+    Args:
+        config: of the run; saved beside each checkpoint.
+        workdir: of the run.
+        fingerprints: of what the run reads; saved too.
+        best: by which metric one more checkpoint stays; None: none does.
+
+    Yields:
+        ``save(step, state, scores)``.
+    """
+    folder, pending = workdir / "checkpoints", list[tuple[int, futures.Future[None]]]()
+    settings = config.to_dict() | {"fingerprints": fingerprints}
+
+    def settle() -> None:
+        while pending:
+            number, writing = pending.pop()
+            error = writing.exception()
+            if error is not None:
+                warnings.warn(
+                    f"checkpoint {number} was not written ({_first_line(error)}); the "
+                    f"run goes on, and those of steps {checkpoints.steps(folder)} stay",
+                    stacklevel=2,
+                )
+
+    def save(number: int, state: step.TrainState, scores: dict[str, float]) -> None:
+        settle()
+        writing = checkpoints.save_in_background(
+            folder,
+            number,
+            state,
+            settings,
+            scores,
+            keep=config.keep,
+            best=best,
+        )
+        pending.append((number, writing))
+
+    try:
+        yield save
+    finally:
+        settle()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from specjax.drafters.base import Drafter
+from specjax.drafters.lengths import check_rule
 from specjax.errors import InputError
 from specjax.sampling import Sampling, check_sampling
 from specjax.types import DraftBlock
@@ -222,6 +223,7 @@ def check_speculation(
             f"the verifier is a {type(verifier).__name__}, not a Verifier such as "
             "token_verify or block_verify"
         )
+    check_rule(getattr(drafter, "rule", None), "drafter.rule")
     whole = isinstance(gamma, int | np.integer) and not isinstance(gamma, bool)
     if not whole or gamma < 1:
         raise InputError(

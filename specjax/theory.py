@@ -130,6 +130,21 @@ def iid_survival(alpha: Number, gamma: int) -> np.ndarray:
     return float(alpha) ** np.arange(1, gamma + 1)
 
 
+def decaying_survival(alpha: Number, decay: Number, gamma: int) -> np.ndarray:
+    """Survival where each depth is accepted less often, by a constant factor.
+
+    The i-th draft stands with probability ``alpha decay^(i-1)`` if those before it do:
+    slots of a block that know nothing of each other's tokens.
+
+    >>> decaying_survival(0.5, 0.5, 3).tolist()
+    [0.5, 0.125, 0.015625]
+    """
+    _within("alpha", alpha, 0.0, 1.0)
+    _within("decay", decay, 0.0, 1.0)
+    _within("gamma", gamma, 0, np.inf)
+    return np.cumprod(float(alpha) * float(decay) ** np.arange(gamma))
+
+
 def speedup_from_survival(
     survival: PerDepth, c: Number, verify_ratio: Number = 1.0
 ) -> float:
@@ -206,7 +221,7 @@ def best_gamma_from_survival(
 def speedup_from_counts(
     tokens: Number,
     target_calls: Number,
-    gamma: int,
+    gamma: Number,
     c: Number,
     verify_ratio: Number = 1.0,
     encode: Number = 0.0,
@@ -221,7 +236,7 @@ def speedup_from_counts(
             runs until its last row ends.
         target_calls: R, target calls that they took; in a batch, of the row that makes
             most.
-        gamma: drafted tokens per target call.
+        gamma: drafted tokens per target call, or their mean.
         c: cost of drafting one token, in target steps.
         verify_ratio: v(gamma + 1), cost of the target pass that verifies.
         encode: E, cost of the target's encoder, in target steps, for the same rows.
@@ -246,7 +261,48 @@ def speedup_from_counts(
     return (encode + tokens) / (encode + draft_encode + loop)
 
 
-def _block_cost(gamma: int, c: Number, verify_ratio: Number) -> float:
+def one_pass_gain(
+    one_pass: PerDepth,
+    one_by_one: PerDepth,
+    c_pass: Number,
+    c: Number,
+    verify_ratio: Number = 1.0,
+    verify_ratio_one_by_one: Number | None = None,
+) -> float:
+    """Speed of drafting blocks in one pass over that of drafting token by token.
+
+    ``(1 + sum A) / (c_pass + v) * (gamma c + v') / (1 + sum A')``, where A' and v'
+    belong to the draft of gamma tokens one by one: at 1 both break even. One pass pays
+    where c is large, since it loses tokens, not time.
+
+    Args:
+        one_pass: A, survival by slot; see `speedup_from_survival`.
+        one_by_one: A', of the other way, at its own gamma.
+        c_pass: cost of the pass, in target steps, >= 0.
+        c: cost of drafting one token the other way.
+        verify_ratio: v, cost of the pass that verifies a block of one pass, in target
+            steps, > 0.
+        verify_ratio_one_by_one: v'; None: as v.
+
+    Raises:
+        ValueError: as `speedup_from_survival`.
+
+    >>> chain, block = iid_survival(0.75, 2), decaying_survival(0.75, 0.8, 7)
+    >>> round(one_pass_gain(block, chain, 0.33, 0.33), 2)
+    1.37
+    >>> chain = iid_survival(0.75, 7)
+    >>> round(one_pass_gain(block, chain, 0.02, 0.02), 2)
+    0.79
+    """
+    if verify_ratio_one_by_one is None:
+        verify_ratio_one_by_one = verify_ratio
+    slots, depths = _checked_survival(one_pass), _checked_survival(one_by_one)
+    fast = (1 + slots.sum()) / _block_cost(1, c_pass, verify_ratio)
+    slow = (1 + depths.sum()) / _block_cost(len(depths), c, verify_ratio_one_by_one)
+    return float(fast / slow)
+
+
+def _block_cost(gamma: Number, c: Number, verify_ratio: Number) -> float:
     _within("gamma", gamma, 0, np.inf)
     _within("c", c, 0.0, np.inf)
     _within("verify_ratio", verify_ratio, np.finfo(float).tiny, np.inf)

@@ -44,6 +44,8 @@ ALLOWED = {
             "trimmed",
         )
     },
+    # It verifies within a block.
+    "drafters.cascade": (*DRAFTING, "verify"),
     "checks": (*DRAFTING, "verify"),
     "decode_state": DRAFTING,
     "commit": (*DRAFTING, "verify", "decode_state"),

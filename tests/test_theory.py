@@ -187,3 +187,36 @@ def test_speedup_from_counts_agrees_with_survival_and_adds_the_encoders():
 def test_numbers_out_of_range_are_named(call, named):
     with pytest.raises(ValueError, match=named):
         call()
+
+
+# alpha, c; speedups with the best gamma up to 16: token by token, then in one pass of
+# which acceptance falls by a factor of 1, 0.9, 0.8, 0.7 from slot to slot.
+ONE_PASS = [
+    (0.60, 0.02, 2.17, (2.45, 2.15, 2.00, 1.91)),
+    (0.60, 0.33, 1.20, (1.88, 1.65, 1.54, 1.46)),
+    (0.75, 0.10, 2.19, (3.61, 2.61, 2.30, 2.12)),
+]
+
+
+@pytest.mark.parametrize("alpha, c, one_by_one, one_pass", ONE_PASS)
+def test_one_pass_against_token_by_token(alpha, c, one_by_one, one_pass):
+    gammas = range(1, 17)
+    chains = [theory.iid_survival(alpha, gamma) for gamma in gammas]
+    speeds = [theory.speedup_from_survival(chain, c) for chain in chains]
+    assert f"{max(speeds):.2f}" == f"{one_by_one:.2f}"
+    best = chains[int(np.argmax(speeds))]
+    for decay, wanted in zip((1.0, 0.9, 0.8, 0.7), one_pass, strict=True):
+        blocks = [theory.decaying_survival(alpha, decay, gamma) for gamma in gammas]
+        gain = max(theory.one_pass_gain(block, best, c, c) for block in blocks)
+        assert gain * max(speeds) == pytest.approx(wanted, abs=0.005)
+    # Where both draft one token in the same pass, they break even.
+    one = theory.iid_survival(alpha, 1)
+    assert theory.one_pass_gain(one, one, c, c, 1.3) == pytest.approx(1)
+    assert theory.one_pass_gain(one, one, c, c, 1.3, 2.6) > 1.5
+
+
+def test_one_pass_refuses_what_is_no_survival():
+    with pytest.raises(ValueError, match="survival"):
+        theory.one_pass_gain([0.5, 0.6], [0.5], 0.1, 0.1)
+    with pytest.raises(ValueError, match="decay"):
+        theory.decaying_survival(0.5, 1.5, 3)

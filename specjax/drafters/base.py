@@ -136,19 +136,16 @@ class SlotLogits:
     slot: Int[Array, "B Q"]
 
 
-class TrainableDrafter(Drafter, Protocol):
-    """A drafter with weights of its own, all of which are trained.
-
-    `drafters.files` keeps it in a folder, and `training.slots` trains it.
-    """
+class StoredDrafter(Drafter, Protocol):
+    """A drafter with arrays of its own, which `drafters.files` keeps in a folder."""
 
     kind: ClassVar[str]
 
     @classmethod
     def create(
         cls, target: Any, settings: dict[str, Any], key: Key[Array, ""]
-    ) -> TrainableDrafter:
-        """One that is ready to be trained for this target.
+    ) -> StoredDrafter:
+        """One for this target that is ready to be trained, or has counted nothing.
 
         Args:
             target: what of it is copied, is copied here.
@@ -164,6 +161,10 @@ class TrainableDrafter(Drafter, Protocol):
     def settings(self) -> dict[str, Any]:
         """What `create` needs to make one of this shape; all settings, by name."""
         ...
+
+
+class TrainableDrafter(StoredDrafter, Protocol):
+    """One whose arrays are weights, all of which `training.slots` trains."""
 
     def slot_logits(
         self,

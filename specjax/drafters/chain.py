@@ -35,14 +35,20 @@ class Signal(NamedTuple):
     Attributes:
         depth: of the token, from 1.
         token: ``int32[B]``.
-        law: one row each, ``[B, 1, ...]``, that the token was drawn from.
+        probs: ``float32[B, V]`` the law that the token was drawn from; of a greedy
+            draft, whose law is a point, that of temperature 1.
         hidden: ``[B, D]`` what the law was made of; None where no rule asks.
     """
 
     depth: Int[Array, ""]
     token: Int[Array, " B"]
-    law: Law
+    probs: Float[Array, "B V"]
     hidden: Float[Array, "B D"] | None
+
+    @property
+    def confidence(self) -> Float[Array, " B"]:
+        """The draft's probability of its token."""
+        return jnp.take_along_axis(self.probs, self.token[:, None], axis=1)[:, 0]
 
 
 class LengthRule(Protocol):
@@ -50,7 +56,7 @@ class LengthRule(Protocol):
 
     A row keeps the token after which it stopped: dropping it would bias the output. The
     loop of passes ends when all rows have stopped; verification has a width of gamma
-    all the same.
+    all the same. Those of the package are in `drafters.lengths`.
     """
 
     @property
@@ -114,11 +120,12 @@ def commit_length(
     rule: LengthRule | None, state: LengthState | None, committed: Committed
 ) -> LengthState | None:
     """Tells the rule what became of its block."""
-    if rule is None or state is None:
+    if rule is None:
         return None
+    assert state is not None  # of `init_length`
     learnt = rule.commit(state.rule, state.drafted, committed.num_accepted)
     return state.replace(
-        rule=_where(~state.ended, learnt, state.rule),
+        rule=where_rows(~state.ended, learnt, state.rule),
         ended=state.ended if committed.done is None else committed.done,
     )
 
@@ -157,26 +164,29 @@ def draft_chain(
 
     def choose(
         logits: Array, buffer: Array, depth: int | Array
-    ) -> tuple[Array, Array, Law]:
+    ) -> tuple[Array, Array, Law, Array | None]:
         prefix = Prefix(tokens=buffer, length=(length + depth - 1)[:, None])
-        law = sampling.law(fit_vocabulary(logits[:, None], vocab_size), prefix)
+        logits = fit_vocabulary(logits[:, None], vocab_size)
+        law = sampling.law(logits, prefix)
         chosen = jax.vmap(lambda key, own: draw_law(key, own, 0, vocab_size))(
             node_keys(noise, depth, depth), law
         )
         if sampling.controls:  # they read the drafted tokens too
             buffer = buffer.at[rows, length + depth - 1].set(chosen, mode="drop")
-        return chosen, buffer, law
+        soft = None
+        if rule is not None:
+            soft = softened(sampling).law(logits, prefix).probs[:, 0]
+        return chosen, buffer, law, soft
 
-    token, buffer, law = choose(first.logits, tokens, 1)
-    if rule is not None and state is not None:
-        return _draft_ruled(
-            first, advance, choose, token, buffer, law, gamma, rule, state
-        )
+    if rule is not None:
+        assert state is not None  # of `init_length`
+        return _draft_ruled(first, advance, choose, tokens, gamma, rule, state)
+    token, buffer, law, _ = choose(first.logits, tokens, 1)
 
     def step(carry: Any, depth: Array) -> tuple[Any, Any]:
         token, buffer, memory = carry
         after = advance(token, memory)
-        token, buffer, law = choose(after.logits, buffer, depth)
+        token, buffer, law, _ = choose(after.logits, buffer, depth)
         return (token, buffer, after.memory), (token, law)
 
     (_, _, memory), (more, laws) = jax.lax.scan(
@@ -194,67 +204,71 @@ def draft_chain(
     return block, memory, None
 
 
+def softened(sampling: Sampling) -> Sampling:
+    """The same with a temperature of 1 where it is greedy."""
+    if sampling.temperature is None:
+        return sampling.replace(temperature=1.0)
+    temperature = jnp.asarray(sampling.temperature, jnp.float32)
+    return sampling.replace(temperature=jnp.where(temperature > 0, temperature, 1.0))
+
+
 def _draft_ruled(
     first: Pass,
     advance: Callable[[Array, Any], Pass],
-    choose: Callable[[Array, Array, Array], tuple[Array, Array, Law]],
-    token: Array,
-    buffer: Array,
-    law: Law,
+    choose: Callable[[Array, Array, Array], tuple[Array, Array, Law, Any]],
+    tokens: Array,
     gamma: int,
     rule: LengthRule,
     state: LengthState,
 ) -> tuple[DraftBlock, Any, LengthState]:
-    """The rest of `draft_chain` where rows may stop: a pass only while one goes on."""
-    most, learnt = rule.begin(state.rule, gamma)
+    """The rest of `draft_chain` where rows may stop: a pass only while one goes on.
+
+    What a row did not draft is zeros, so that no row's block tells how long the others
+    went on.
+    """
+    most, begun = rule.begin(state.rule, gamma)
     most = jnp.clip(most, 1, gamma)
-    batch = token.shape[0]
+    batch = tokens.shape[0]
 
-    def put(whole: Any, part: Any, depth: Array) -> Any:
-        return jax.tree.map(
-            lambda w, p: jax.lax.dynamic_update_slice_in_dim(w, p, depth - 1, axis=1),
-            whole,
-            part,
+    def draw(after: Pass, carry: Any) -> Any:
+        """Draws a token in each row that goes on, and asks the rule about it."""
+        depth, going, count, learnt, _, buffer, _, drafted = carry
+        depth, count = depth + 1, count + going.astype(jnp.int32)
+        token, buffer, law, soft = choose(after.logits, buffer, depth)
+        new = (token[:, None], law)
+        new = where_rows(going, new, jax.tree.map(jnp.zeros_like, new))
+        if drafted is None:
+            drafted = jax.tree.map(
+                lambda x: jnp.zeros((batch, gamma) + x.shape[2:], x.dtype), new
+            )
+        drafted = jax.tree.map(
+            lambda whole, part: jax.lax.dynamic_update_slice_in_dim(
+                whole, part, depth - 1, axis=1
+            ),
+            drafted,
+            new,
         )
-
-    def judge(
-        going: Array, learnt: Any, depth: Array, token: Array, law: Law, hidden: Any
-    ) -> tuple[Array, Any]:
-        answer, after = rule.go_on(learnt, Signal(depth, token, law, hidden))
-        return going & answer & (depth < most), _where(going, after, learnt)
-
-    empty = jax.tree.map(
-        lambda x: jnp.zeros((batch, gamma) + x.shape[2:], x.dtype),
-        (token[:, None], law),
-    )
-    one = jnp.array(1, jnp.int32)
-    drafted, laws = put(empty, (token[:, None], law), one)
-    going, learnt = judge(~state.ended, learnt, one, token, law, first.hidden)
-    carry: Any = (one, going, jnp.ones(batch, jnp.int32), learnt)
-    carry += (token, buffer, first.memory, drafted, laws)
+        answer, heard = rule.go_on(learnt, Signal(depth, token, soft, after.hidden))
+        learnt = where_rows(going, heard, learnt)
+        going = going & answer & (depth < most)
+        return depth, going, count, learnt, token, buffer, after.memory, drafted
 
     def unfinished(carry: Any) -> Array:
-        return (carry[0] < gamma) & jnp.any(carry[1])
+        return jnp.any(carry[1])
 
     def step(carry: Any) -> Any:
-        depth, going, count, learnt, token, buffer, memory, drafted, laws = carry
-        depth, count = depth + 1, count + going.astype(jnp.int32)
-        after = advance(token, memory)
-        token, buffer, law = choose(after.logits, buffer, depth)
-        drafted, laws = put((drafted, laws), (token[:, None], law), depth)
-        going, learnt = judge(going, learnt, depth, token, law, after.hidden)
-        return (
-            depth, going, count, learnt, token, buffer, after.memory, drafted, laws
-        )  # fmt: skip
+        return draw(advance(carry[4], carry[6]), carry)
 
-    done = jax.lax.while_loop(unfinished, step, carry)
-    _, _, count, learnt, _, _, memory, drafted, laws = done
+    count = jnp.zeros_like(state.drafted)
+    carry: Any = (jnp.int32(0), ~state.ended, count, begun, None, tokens, None, None)
+    carry = jax.lax.while_loop(unfinished, step, draw(first, carry))
+    _, _, count, learnt, _, _, memory, (drafted, laws) = carry
     block = DraftBlock(tokens=drafted, length=count, law=laws)
     return block, memory, state.replace(rule=learnt, drafted=count)
 
 
-def _where(rows: Bool[Array, " B"], new: Any, old: Any) -> Any:
-    """Row by row, one tree or the other."""
+def where_rows(rows: Bool[Array, " B"], new: Any, old: Any) -> Any:
+    """Row by row, one tree of arrays or the other."""
     return jax.tree.map(
         lambda n, o: jnp.where(rows.reshape((-1,) + (1,) * (n.ndim - 1)), n, o),
         new,

@@ -1,4 +1,4 @@
-"""Drafters with weights of their own, as folders that know their target.
+"""Drafters with arrays of their own, as folders that know their target.
 
 A folder holds ``drafter.json`` (kind, settings, whose target it was made for) and
 ``drafter.safetensors`` (its arrays by their place in the drafter).
@@ -16,18 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from specjax.drafters.base import TrainableDrafter
+from specjax.drafters.base import StoredDrafter
 from specjax.errors import InputError
 
 DRAFTER_FILE = "drafter.json"
 ARRAYS_FILE = "drafter.safetensors"
 _FORMAT = 1
 
-Kind = TypeVar("Kind")  # a class as `TrainableDrafter` has it
+Kind = TypeVar("Kind")  # a class as `StoredDrafter` has it
 
 
 def save_drafter(
-    drafter: TrainableDrafter,
+    drafter: StoredDrafter,
     folder: str | os.PathLike[str],
     target_fingerprint: str,
     *,
@@ -61,7 +61,8 @@ def save_drafter(
                     f"{name} of the drafter is not finite as {jnp.dtype(dtype)}: it "
                     "cannot be stored so"
                 )
-        arrays[name] = np.ascontiguousarray(array)
+        # In one piece, and of its own shape: a single number would become a row.
+        arrays[name] = np.ascontiguousarray(array).reshape(array.shape)
     fields = {
         "format": _FORMAT,
         "kind": drafter.kind,
@@ -121,7 +122,7 @@ def load_drafter(
     """
     import safetensors
 
-    header, own = read_header(folder), cast(type[TrainableDrafter], kind)
+    header, own = read_header(folder), cast(type[StoredDrafter], kind)
     if header["kind"] != own.kind:
         raise InputError(
             f"{folder} holds a drafter of the kind {header['kind']!r}, not {own.kind!r}"

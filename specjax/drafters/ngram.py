@@ -14,23 +14,19 @@ from flax import struct
 from jaxtyping import Array, Bool, Int
 
 from specjax.drafters.base import Committed
-from specjax.errors import InputError
+from specjax.drafters.matching import (
+    Sources,
+    check_longest,
+    copied_block,
+    has_next,
+    last_tokens,
+    match_lengths,
+    source_and_output,
+    what_followed,
+)
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.sampling import Sampling
-from specjax.types import DraftBlock, Law, Noise
-
-
-@struct.dataclass
-class NgramDraftState:
-    """The source, as something to copy from. Nothing is learned between calls.
-
-    Attributes:
-        inputs: ``int32[B, S]`` source ids.
-        mask: ``bool[B, S]`` True at real source tokens.
-    """
-
-    inputs: Int[Array, "B S"]
-    mask: Bool[Array, "B S"]
+from specjax.types import DraftBlock, Noise
 
 
 @struct.dataclass
@@ -67,23 +63,26 @@ class NgramDrafter:
         prefix: Int[Array, "B P"],
         length: Int[Array, " B"],
         size: int,
-    ) -> NgramDraftState:
-        """Keeps the sources."""
-        if self.max_ngram < 1:
-            raise InputError(f"max_ngram is {self.max_ngram}: it must be at least 1")
-        return NgramDraftState(inputs=inputs, mask=mask)
+    ) -> Sources:
+        """Keeps the sources.
+
+        Raises:
+            InputError: `max_ngram` is below 1, or longer than any text can get.
+        """
+        check_longest(self.max_ngram, "max_ngram", size)
+        return Sources(inputs=inputs, mask=mask)
 
     def draft(
         self,
         target: EncoderDecoder,
         noise: Noise,
-        state: NgramDraftState,
+        state: Sources,
         tokens: Int[Array, "B L"],
         length: Int[Array, " B"],
         *,
         gamma: int,
         sampling: Sampling,
-    ) -> tuple[DraftBlock, NgramDraftState]:
+    ) -> tuple[DraftBlock, Sources]:
         """Copies up to `gamma` tokens; draws nothing."""
 
         def row(
@@ -94,11 +93,9 @@ class NgramDrafter:
         drafted, drafted_length = jax.vmap(row)(
             state.inputs, state.mask, tokens, length
         )
-        ids = drafted[..., None]
-        law = Law(probs=jnp.ones(ids.shape, jnp.float32), ids=ids)
-        return DraftBlock(tokens=drafted, length=drafted_length, law=law), state
+        return copied_block(drafted, drafted_length), state
 
-    def commit(self, state: NgramDraftState, committed: Committed) -> NgramDraftState:
+    def commit(self, state: Sources, committed: Committed) -> Sources:
         """Nothing to bring in step."""
         return state
 
@@ -111,38 +108,12 @@ def _lookup(
     gamma: int,
     max_ngram: int,
 ) -> tuple[Int[Array, " G"], Int[Array, ""]]:
-    """One row's copied tokens and how many of them are real.
-
-    text    [start, source .............., output ...............]
-    place    0      1 .. S                 S+1 .. S+length
-    """
-    source_length = inputs.shape[0]
-    text = jnp.concatenate([tokens[:1], inputs, tokens])
-    written = jnp.arange(tokens.shape[0]) < length
-    real = jnp.concatenate([jnp.ones(1, bool), mask, written])
+    """One row's copied tokens and how many of them are real."""
+    text, position = source_and_output(inputs, mask, tokens, length)
+    matched = match_lengths(text, position, last_tokens(tokens, length, max_ngram))
     place = jnp.arange(text.shape[0])
-    in_output = place > source_length
-
-    def looking_back(array: Array, steps: int) -> Array:
-        return jnp.concatenate([jnp.zeros(steps, array.dtype), array])[: place.shape[0]]
-
-    # matched[e]: how many of the last tokens, counted backwards, stand up to place e.
-    matched = jnp.zeros_like(place)
-    alive = real
-    for back in range(max_ngram):
-        wanted = tokens[jnp.maximum(length - 1 - back, 0)]
-        same_part = looking_back(in_output, back) == in_output
-        alive = alive & (looking_back(text, back) == wanted) & same_part
-        alive = alive & looking_back(real, back) & (back < length) & (place >= back)
-        matched = matched + alive.astype(matched.dtype)
-    # What follows a place must be real and of the same part.
-    same_as_next = jnp.append(in_output[1:] == in_output[:-1], False)
-    follows = jnp.append(real[1:], False) & same_as_next
-    score = jnp.where(follows & (matched > 0), matched * place.shape[0] + place, -1)
-    best = jnp.argmax(score)
-    copied = best + 1 + jnp.arange(gamma)
-    inside = copied < text.shape[0]
-    copied = jnp.minimum(copied, text.shape[0] - 1)
-    usable = inside & real[copied] & (in_output[copied] == in_output[best])
-    count = jnp.sum(jnp.cumprod(usable, dtype=jnp.int32))
-    return text[copied], jnp.where(score[best] >= 0, count, 0)
+    found = (matched > 0) & has_next(position)
+    # The output stands after the source: of equal matches the latest wins.
+    best = jnp.argmax(jnp.where(found, matched * text.shape[0] + place, -1))
+    copied = what_followed(text, position, best, gamma)
+    return copied, jnp.where(found[best], jnp.sum(copied >= 0), 0)

@@ -24,6 +24,7 @@ from specjax.metrics.timing import (
     per_step,
     time_call,
     time_calls,
+    time_draft,
     time_ratio,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "teacher_forced_alpha",
     "time_call",
     "time_calls",
+    "time_draft",
     "enough_steps",
     "per_step",
     "time_ratio",

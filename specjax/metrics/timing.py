@@ -12,22 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Bool, Int, Key
 
 from specjax import checks
-from specjax.decoding import (
-    DecodeState,
-    autoregressive_generate,
-    speculative_generate,
-    speculative_init,
-    speculative_step,
-)
-from specjax.drafters.base import Committed, Drafter
+from specjax.decoding import autoregressive_generate, speculative_generate
+from specjax.drafters.base import Drafter
 from specjax.errors import InputError
-from specjax.models.base import Encoded, EncoderDecoder
+from specjax.metrics import timed_loops
+from specjax.models.base import EncoderDecoder
 from specjax.sampling import Sampling, with_arrays
-from specjax.types import DraftBlock, Noise
 from specjax.verify import Verifier, token_verify
 
 # Of a verification or a draft in one timing; a step that cheap is timed well by then.
@@ -201,10 +194,7 @@ def measure_costs(
     Raises:
         InputError: as `speculative_generate`, and for seconds and repeats.
     """
-    if not seconds > 0 or repeats < 1:
-        raise InputError(
-            f"seconds is {seconds} and repeats {repeats}: above 0 and at least 1"
-        )
+    _check_repeats(seconds, repeats)
     settings: dict[str, Any] = dict(sampling=sampling, max_length=max_length, eos_id=-1)
 
     def plain(budget: int) -> Any:
@@ -226,28 +216,19 @@ def measure_costs(
             **settings,
         )
 
-    inner = dict(
-        verifier=verifier,
-        sampling=with_arrays(sampling),
-        draft_sampling=with_arrays(
-            checks.check_speculation(
-                drafter, verifier, sampling, draft_sampling, gamma, inputs.shape[0]
-            )
-        ),
-        gamma=gamma,
-    )
+    inner = _inner(drafter, verifier, sampling, draft_sampling, gamma, inputs.shape[0])
     jax.block_until_ready(plain(0))  # refuses bad settings before all else compiles
-    encoded, state, block = _prepare(
+    encoded, state, block = timed_loops.prepare(
         target, drafter, inputs, mask, keys, max_length=max_length, **inner
     )
 
     def verify(count: int) -> Any:
         arguments = (target, drafter, encoded, keys, state, block, jnp.int32(count))
-        return _verify_steps(*arguments, **inner)
+        return timed_loops.verify_steps(*arguments, **inner)
 
     def draft(count: int) -> Any:
         arguments = (target, drafter, encoded, keys, state, jnp.int32(count))
-        return _draft_steps(*arguments, **inner)
+        return timed_loops.draft_steps(*arguments, **inner)
 
     parts = {"step": plain, "verify": verify, "draft": draft}
     counts = {
@@ -271,6 +252,69 @@ def measure_costs(
         },
         encode=encode,
         draft_encode=Timing(tuple(max(both - one, 0.0) for both, one in beyond)),
+    )
+
+
+def time_draft(
+    target: EncoderDecoder,
+    drafter: Drafter,
+    inputs: Int[Array, "B S"],
+    mask: Bool[Array, "B S"],
+    keys: Key[Array, " B"],
+    *,
+    verifier: Verifier = token_verify,
+    sampling: Sampling = Sampling(),  # noqa: B008 (a frozen record)
+    draft_sampling: Sampling | None = None,
+    gamma: int = 4,
+    max_length: int = 128,
+    seconds: float = 0.1,
+    repeats: int = 7,
+) -> Timing:
+    """Times drafting one block, as `measure_costs` does, and nothing else.
+
+    Raises:
+        InputError: as `measure_costs`.
+    """
+    _check_repeats(seconds, repeats)
+    inner = _inner(drafter, verifier, sampling, draft_sampling, gamma, inputs.shape[0])
+    encoded, state, _ = timed_loops.prepare(
+        target, drafter, inputs, mask, keys, max_length=max_length, **inner
+    )
+
+    def draft(count: int) -> Any:
+        arguments = (target, drafter, encoded, keys, state, jnp.int32(count))
+        return timed_loops.draft_steps(*arguments, **inner)
+
+    count = enough_steps(draft, seconds, _MOST_STEPS)
+    calls = {"draft": lambda: draft(count), "none": lambda: draft(0)}
+    timings = time_calls(calls, repeats=repeats)
+    return per_step(timings["draft"], timings["none"], count)
+
+
+def _check_repeats(seconds: float, repeats: int) -> None:
+    if not seconds > 0 or repeats < 1:
+        raise InputError(
+            f"seconds is {seconds} and repeats {repeats}: above 0 and at least 1"
+        )
+
+
+def _inner(
+    drafter: Drafter,
+    verifier: Verifier,
+    sampling: Sampling,
+    draft_sampling: Sampling | None,
+    gamma: int,
+    batch: int,
+) -> dict[str, Any]:
+    """The settings of one step, checked."""
+    draft_sampling = checks.check_speculation(
+        drafter, verifier, sampling, draft_sampling, gamma, batch
+    )
+    return dict(
+        verifier=verifier,
+        sampling=with_arrays(sampling),
+        draft_sampling=with_arrays(draft_sampling),
+        gamma=gamma,
     )
 
 
@@ -310,168 +354,3 @@ def time_ratio(numerator: Timing, denominator: Timing) -> float:
     """Median of the ratios within each round."""
     pairs = zip(numerator.times, denominator.times, strict=True)
     return statistics.median(n / d for n, d in pairs)
-
-
-@struct.dataclass
-class _Replay:
-    """A drafter that costs nothing: its state is the block, changed a little each time.
-
-    Without a change the compiler could compute parts of the pass once for all steps.
-    """
-
-    taps: tuple[int, ...] = struct.field(pytree_node=False, default=())
-    trees: bool = struct.field(pytree_node=False, default=False)
-    siblings: str | None = struct.field(pytree_node=False, default=None)
-    has_law: bool = struct.field(pytree_node=False, default=True)
-    samples: bool = struct.field(pytree_node=False, default=True)
-
-    def nodes(self, gamma: int) -> int:
-        return gamma
-
-    def init(self, *arguments: Any) -> Any:
-        return None
-
-    def draft(
-        self,
-        target: EncoderDecoder,
-        noise: Noise,
-        state: DraftBlock,
-        tokens: Array,
-        length: Array,
-        *,
-        gamma: int,
-        sampling: Sampling,
-    ) -> tuple[DraftBlock, DraftBlock]:
-        other = (state.tokens + 1) % target.vocab_size
-        return state, state.replace(tokens=other)
-
-    def commit(self, state: DraftBlock, committed: Committed) -> DraftBlock:
-        return state
-
-
-@functools.partial(jax.jit, static_argnames=("gamma", "max_length"))
-def _prepare(
-    target: EncoderDecoder,
-    drafter: Drafter,
-    inputs: Array,
-    mask: Array,
-    keys: Array,
-    *,
-    verifier: Verifier,
-    sampling: Sampling,
-    draft_sampling: Sampling,
-    gamma: int,
-    max_length: int,
-) -> tuple[Encoded, DecodeState, DraftBlock]:
-    """The state before the first step, and a block to verify."""
-    batch = inputs.shape[0]
-    encoded, state = speculative_init(
-        target,
-        drafter,
-        inputs,
-        mask,
-        gamma=gamma,
-        max_length=max_length,
-        budget=jnp.full(batch, max_length, jnp.int32),
-        prefix=jnp.zeros((batch, 1), jnp.int32),
-        prefix_length=jnp.ones(batch, jnp.int32),
-    )
-    block, _ = drafter.draft(
-        target,
-        Noise(keys=keys, start=state.length - 1),
-        state.draft_state,
-        state.tokens,
-        state.length,
-        gamma=gamma,
-        sampling=draft_sampling,
-    )
-    return encoded, state, block
-
-
-@functools.partial(jax.jit, static_argnames="gamma")
-def _verify_steps(
-    target: EncoderDecoder,
-    drafter: Drafter,
-    encoded: Encoded,
-    keys: Array,
-    state: DecodeState,
-    block: DraftBlock,
-    count: Array,
-    *,
-    verifier: Verifier,
-    sampling: Sampling,
-    draft_sampling: Sampling,
-    gamma: int,
-) -> DecodeState:
-    """`count` steps of the speculative loop with a draft that costs nothing."""
-
-    def step(_: Array, state: DecodeState) -> DecodeState:
-        return speculative_step(
-            target,
-            _Replay(
-                taps=drafter.taps,
-                trees=drafter.trees,
-                siblings=getattr(drafter, "siblings", None),
-            ),
-            encoded,
-            keys,
-            state,
-            verifier=verifier,
-            sampling=sampling,
-            draft_sampling=draft_sampling,
-            gamma=gamma,
-            eos_id=jnp.int32(-1),
-        )
-
-    return jax.lax.fori_loop(0, count, step, state.replace(draft_state=block))
-
-
-@functools.partial(jax.jit, static_argnames="gamma")
-def _draft_steps(
-    target: EncoderDecoder,
-    drafter: Drafter,
-    encoded: Encoded,
-    keys: Array,
-    state: DecodeState,
-    count: Array,
-    *,
-    verifier: Verifier,
-    sampling: Sampling,
-    draft_sampling: Sampling,
-    gamma: int,
-) -> Any:
-    """`count` drafts and commits; each starts from a token of the one before."""
-    rows = jnp.arange(state.length.shape[0])
-    fed = jnp.zeros((rows.shape[0], gamma + 1), jnp.int32)
-    output, _ = target.decode(fed, state.cache, encoded, taps=drafter.taps)
-    path = jnp.zeros((rows.shape[0], gamma), jnp.int32) if drafter.trees else None
-
-    def step(index: Array, carry: Any) -> Any:
-        tokens, draft_state, used = carry
-        folded = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
-        block, draft_state = drafter.draft(
-            target,
-            Noise(keys=folded, start=state.length - 1),
-            draft_state,
-            tokens,
-            state.length,
-            gamma=gamma,
-            sampling=draft_sampling,
-        )
-        # All tokens and laws are read, or the compiler would drop some.
-        last = jnp.max(block.tokens, axis=-1)
-        committed = Committed(
-            tokens=tokens.at[rows, state.length - 1].set(last),
-            length=state.length,
-            num_accepted=jnp.zeros_like(state.length),
-            features=output.features,
-            path=path,
-        )
-        draft_state = drafter.commit(draft_state, committed)
-        if block.law is not None:  # of a tree: fewer rows than tokens
-            some = block.tokens[:, : block.law.probs.shape[1]]
-            used = used + jnp.sum(block.law.at(some), axis=-1)
-        return committed.tokens, draft_state, used
-
-    used = jnp.zeros(rows.shape, jnp.float32)
-    return jax.lax.fori_loop(0, count, step, (state.tokens, state.draft_state, used))

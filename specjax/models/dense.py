@@ -5,19 +5,23 @@ XLA's CPU backend reads weights at a third of the memory bandwidth when a produc
 (which keep the algebraic simplifier from undoing it) it reads them near full speed. A
 small weight stays in the processor's cache, and is multiplied lane by lane.
 Other platforms, and products of many rows, take the plain form. Every projection of a
-model goes through here, so that this choice stands in one place.
+model goes through here, so that this choice stands in one place. So does a weight that
+is not stored as its numbers, a `Weight`, of which a model need not know.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 # Above this many rows a product is bound by arithmetic, and the plain form is faster.
 _MAX_STREAMED_ROWS = 32
@@ -68,22 +72,79 @@ def _small(x: jax.Array, weight: jax.Array) -> bool:
     return floats and divides and 2 <= count <= 8 and weight.size <= _MAX_UNROLLED
 
 
+class Weight(abc.ABC):
+    """A weight that multiplies in its own way: the value of a parameter, a pytree."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Itself: parameters are read as ``weight[...]``."""
+        return self
+
+    @abc.abstractmethod
+    def multiply(self, x: Float[Array, "*rows in_dim"], dtype: DTypeLike) -> Array:
+        """What `dense` gives."""
+
+
+@struct.dataclass
+class Int8(Weight):
+    """A weight as whole numbers of 8 bits, times a scale for each output.
+
+    Attributes:
+        values: -127 .. 127.
+        scale: of the type that the rest of the model has.
+    """
+
+    values: Int[Array, "*out in_dim"]
+    scale: Float[Array, "*out"]
+
+    @classmethod
+    def of(cls, weight: Float[Array, "*out in_dim"]) -> Int8:
+        """The nearest one: symmetric, and exact at each output's largest number."""
+        wide = weight.astype(jnp.float32)
+        largest = jnp.max(jnp.abs(wide), axis=-1)
+        scale = (jnp.where(largest > 0, largest, 1.0) / 127).astype(weight.dtype)
+        # Rounded to what the product will use.
+        steps = jnp.round(wide / scale.astype(jnp.float32)[..., None])
+        return cls(jnp.clip(steps, -127, 127).astype(jnp.int8), scale)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Of what it makes."""
+        return self.scale.dtype
+
+    def multiply(self, x: Float[Array, "*rows in_dim"], dtype: DTypeLike) -> Array:
+        """The product with the whole numbers, then scaled."""
+        # Made to depend on x (NaN moves them, which harms nothing more): a loop would
+        # else convert all weights before it starts, and keep and read the wide ones. An
+        # optimisation barrier did not hold XLA's CPU backend back.
+        late = jnp.isnan(x[(0,) * x.ndim]).astype(jnp.int8)
+        product = dense(x, (self.values + late).astype(x.dtype), dtype)
+        scale = self.scale.astype(dtype)
+        return product * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
+
+    def rows(self, ids: Int[Array, "*N"]) -> Float[Array, "*N in_dim"]:
+        """Rows of an embedding table ``[V, D]``."""
+        return self.values[ids].astype(self.dtype) * self.scale[ids][..., None]
+
+
 def dense(
     x: Float[Array, "*rows in_dim"],
-    weight: Float[Array, "*out in_dim"],
+    weight: Float[Array, "*out in_dim"] | Weight,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "*any"]:
     """``x @ weight.T`` over the last axis of both.
 
     Args:
         x: ``[..., in]`` activations.
-        weight: ``[*out, in]``; several output axes (q, k, v) make one product.
+        weight: ``[*out, in]``, or what stands for one; several output axes (q, k, v)
+            make one product.
         dtype: of the result, sums included; default: that of `x`.
 
     Returns:
         ``[..., *out]``.
     """
     dtype = x.dtype if dtype is None else dtype
+    if isinstance(weight, Weight):
+        return weight.multiply(x, dtype)
     plain = functools.partial(_contract, dtype=dtype)
     if math.prod(x.shape[:-1]) > _MAX_STREAMED_ROWS:
         return plain(x, weight)

@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from specjax.models.dense import Int8
 
-@jax.custom_vjp
-def look_up(table: Float[Array, "V D"], ids: Int[Array, "*N"]) -> Float[Array, "*N D"]:
+
+def look_up(
+    table: Float[Array, "V D"] | Int8, ids: Int[Array, "*N"]
+) -> Float[Array, "*N D"]:
     """Row ``ids[i]`` of the table for each i.
 
     The gradient of a row is a sum over the places where its id stands. In bfloat16 such
@@ -16,9 +19,16 @@ def look_up(table: Float[Array, "V D"], ids: Int[Array, "*N"]) -> Float[Array, "
     indexing the gradient of 37,000 tokens was 30% off.
 
     Args:
-        table: the embedding.
+        table: the embedding; one of whole numbers has no gradient.
         ids: of the rows.
     """
+    if isinstance(table, Int8):
+        return table.rows(ids)
+    return _look_up(table, ids)
+
+
+@jax.custom_vjp
+def _look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
     return table[ids]
 
 
@@ -37,4 +47,4 @@ def _backward(
     return summed.astype(table.dtype), None
 
 
-look_up.defvjp(_forward, _backward)
+_look_up.defvjp(_forward, _backward)

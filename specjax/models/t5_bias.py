@@ -64,13 +64,14 @@ class Above:
     """What the fed nodes of a tree see of its nodes so far.
 
     Attributes:
-        seen: ``bool[B, T, start + T]`` ancestors, and the node itself.
+        seen: ``bool[B, T, start + T]`` ancestors, and the node itself; B is 1 where all
+            rows have one tree.
         steps: ``int32[B, T, start + T]`` how far up they are.
         start: static; nodes that earlier calls have fed, in slots from the base on.
     """
 
-    seen: Bool[Array, "B T N"]
-    steps: Int[Array, "B T N"]
+    seen: Bool[Array, "#B T N"]
+    steps: Int[Array, "#B T N"]
     start: int = struct.field(pytree_node=False)
 
 
@@ -92,7 +93,7 @@ class Fed:
 def geometry(
     length: Int[Array, " B"],
     fed: int,
-    parents: Int[Array, "B M"] | None,
+    parents: Int[Array, "#B M"] | None,
     start: int,
 ) -> Fed:
     """Where `fed` tokens stand that come after `length` slots.
@@ -100,7 +101,8 @@ def geometry(
     Args:
         length: valid slots before this call.
         fed: T, the tokens of this call.
-        parents: of all nodes of the tree, those of later calls included; None: a chain.
+        parents: of all nodes of the tree, those of later calls included, in one row if
+            it is the same in all; None: a chain.
         start: nodes that earlier calls have fed.
 
     Raises:

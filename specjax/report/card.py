@@ -53,6 +53,53 @@ def markdown(
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
+def drafter_markdown(
+    title: str,
+    kind: str,
+    settings: Settings,
+    parameters: int,
+    optimizer: Settings,
+    manifest: Settings,
+    lines: Sequence[Mapping[str, int | float]],
+    step: int,
+    minutes: float,
+) -> str:
+    """The card of a trained drafter.
+
+    Args:
+        title: its heading.
+        kind: of drafter.
+        settings: that shape it.
+        parameters: how many of its own it has.
+        optimizer: the fields of `OptimizerConfig`.
+        manifest: the run's `manifest.json`.
+        lines: of the run's `train.jsonl`.
+        step: whose weights they are.
+        minutes: that the steps took.
+    """
+    config, effective = manifest["config"], manifest["effective"]
+    shape = ", ".join(f"{name} {own}" for name, own in settings.items())
+    loss, data = config["loss"], config["data"]
+    parts = [
+        f"# {title}",
+        f"**Drafter**: {kind} of {parameters:,} parameters ({shape}), for the target "
+        f"{config['target']} alone.",
+        f"**Recipe**: {step:,} steps of {data['tokens_per_batch']:,} positions, blocks "
+        f"of {config['gamma']}, {minutes:.1f} minutes, {optimizer['name']}, peak "
+        f"learning rate {optimizer['learning_rate']:g}, schedule "
+        f"{optimizer['schedule']}; loss {loss['name']}, slots weighed by "
+        f"{loss['weights']}; {effective['train_rows']:,} training texts"
+        + (f"; started from {config['init']}" if config["init"] else "")
+        + ".",
+        _starts(effective).rstrip(),
+    ]
+    scores = [own for own in lines if "loss" not in own and own["step"] <= step]
+    if scores:
+        parts.append(_scores(scores[-1]))
+    parts.append(_origin(manifest))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
 def _shape(shape: Settings, parameters: int) -> str:
     kept = ", ".join(f"{name} {shape[name]}" for name in _SHAPE)
     return f"**Model**: T5 of {parameters:,} parameters: {kept}."

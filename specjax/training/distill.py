@@ -176,6 +176,26 @@ def distill_loss(
         mask: True at real tokens.
         divergence: see `Divergence`.
     """
+    each, alpha = position_losses(target_logits, draft_logits, targets, divergence)
+    weights = mask.astype(jnp.float32)
+    return DistillLoss(
+        loss=jnp.sum(each * weights),
+        alpha=jnp.sum(alpha * weights),
+        tokens=jnp.sum(weights),
+    )
+
+
+def position_losses(
+    target_logits: Float[Array, "B T V"],
+    draft_logits: Float[Array, "B T W"],
+    targets: Int[Array, "B T"],
+    divergence: Divergence,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """The divergence at every position, and alpha there, as `DistillLoss` has them.
+
+    Args:
+        target_logits: see `distill_loss`, as for the other arguments.
+    """
     both = min(target_logits.shape[-1], draft_logits.shape[-1])
 
     def log_law(logits: jax.Array, temperature: float) -> jax.Array:
@@ -184,14 +204,9 @@ def distill_loss(
 
     log_p = log_law(jax.lax.stop_gradient(target_logits), divergence.target_temperature)
     log_q = log_law(draft_logits, divergence.draft_temperature)
-    weights = mask.astype(jnp.float32)
     if divergence.name == SEQUENCE:
         each = -jnp.take_along_axis(log_q, targets[..., None], axis=-1)[..., 0]
     else:
         each = _RULES[divergence.name](log_p, log_q, divergence)
     plain = log_law(target_logits, 1.0), log_law(draft_logits, 1.0)
-    return DistillLoss(
-        loss=jnp.sum(each * weights),
-        alpha=jnp.sum(jax.lax.stop_gradient(_overlap(*plain)) * weights),
-        tokens=jnp.sum(weights),
-    )
+    return each, jax.lax.stop_gradient(_overlap(*plain))

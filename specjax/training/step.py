@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import errors
 from specjax.models import shared_encoder, t5
-from specjax.training import distill, losses, optimizer
+from specjax.models.base import DecoderOutput
+from specjax.training import distill, layer_skip, losses, optimizer
 
 _COMPUTE = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
 
@@ -33,16 +35,16 @@ class TrainState:
     """All that a run is: saved whole, it resumes exactly.
 
     Attributes:
-        model: the T5 in training.
+        model: the T5 in training, or the drafter.
         opt_state: of the optimizer: moments and counts.
         step: steps taken.
         key: the run's key; micro-batch m of step s draws its dropout from
-            ``fold_in(fold_in(key, s), m)``.
+            ``fold_in(fold_in(key, s), m)``; a drafter draws from the former.
         epoch: pass over the data that the next batch belongs to.
         index: number of the next batch within its epoch.
     """
 
-    model: t5.T5
+    model: Any
     opt_state: optax.OptState
     step: Int[Array, ""]
     key: Key[Array, ""]
@@ -51,7 +53,7 @@ class TrainState:
 
 
 def init_state(
-    model: t5.T5, config: optimizer.OptimizerConfig, key: Key[Array, ""]
+    model: Any, config: optimizer.OptimizerConfig, key: Key[Array, ""]
 ) -> TrainState:
     """The state before the first step."""
     # One buffer each: donation refuses an array that stands in the state twice.
@@ -72,13 +74,27 @@ def teacher_forced(
     dropout_key: Key[Array, ""] | None = None,
 ) -> Float[Array, "B T V"]:
     """Logits of each target token given the source and the targets before it."""
+    return forced_output(model, batch, dropout_key).logits
+
+
+def forced_output(
+    model: t5.T5 | shared_encoder.SharedEncoderDraft,
+    batch: Batch,
+    dropout_key: Key[Array, ""] | None = None,
+    taps: tuple[int, ...] = (),
+) -> DecoderOutput:
+    """The same with outputs of layers.
+
+    Args:
+        taps: which; see `T5.decode`.
+    """
     encode_key = decode_key = None
     if dropout_key is not None:
         encode_key, decode_key = jax.random.split(dropout_key)
     encoded = model.encode(batch.inputs, batch.inputs_mask, dropout_key=encode_key)
     fed = losses.shift_right(batch.targets, model.config.pad_id)
-    output, _ = model.decode(fed, None, encoded, dropout_key=decode_key)
-    return output.logits
+    output, _ = model.decode(fed, None, encoded, taps=taps, dropout_key=decode_key)
+    return output
 
 
 def mean_gradients(
@@ -92,6 +108,7 @@ def mean_gradients(
     compute_dtype: DTypeLike | None = None,
     target: t5.T5 | None = None,
     divergence: distill.Divergence | None = None,
+    skip: layer_skip.LayerSkip | None = None,
 ) -> tuple[t5.T5, dict[str, Float[Array, ""]]]:
     """Gradients of the mean loss of a batch's target tokens; arguments of `train_step`.
 
@@ -103,7 +120,7 @@ def mean_gradients(
 
     Returns:
         Gradients of the type of the parameters, and ``loss``, ``nll``, ``tokens``;
-        ``z_loss`` and, with a target, ``alpha`` where they apply.
+        ``z_loss``, ``exit_loss`` and, with a target, ``alpha`` where they apply.
 
     Raises:
         errors.InputError: arguments that do not fit together.
@@ -116,23 +133,41 @@ def mean_gradients(
             f"label_smoothing is {label_smoothing}, and a target is given, whose laws "
             "take the place of labels: set it to 0"
         )
+    if skip is not None:
+        layer_skip.check_layer_skip(skip, len(model.decoder), "skip")
+        if target is not None:
+            raise errors.InputError(
+                "skip is given, which trains a target for early exits, and a target "
+                "to distil: give one of them"
+            )
+    early = skip is not None and skip.exit_loss > 0
     tokens = jnp.sum(batch.targets_mask, dtype=jnp.float32)
     count = jnp.maximum(tokens, 1.0)
 
     def share(
         computing: t5.T5, rows: Batch, number: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        logits = teacher_forced(
-            shared_encoder.whole(computing, target),
-            rows,
-            jax.random.fold_in(key, number),
-        )
+        own = jax.random.fold_in(key, number)
+        # Dropout splits it in two.
+        layers_key, exit_key = (jax.random.fold_in(own, purpose) for purpose in (2, 3))
+        if skip is not None and skip.layer_dropout:
+            computing = layer_skip.drop_layers(
+                computing, skip.layer_dropout, layers_key
+            )
+        taps = tuple(range(len(computing.decoder) - 1)) if early else ()
+        output = forced_output(shared_encoder.whole(computing, target), rows, own, taps)
+        logits = output.logits
         sums = losses.token_loss(
             logits, rows.targets, rows.targets_mask, label_smoothing, z_loss
         )
         shares = {"loss": sums.loss, "nll": sums.nll}
         if z_loss:
             shares["z_loss"] = sums.z_loss
+        if skip is not None and early:
+            exits = layer_skip.exit_logits(computing, output.features, exit_key)
+            at_exit = losses.token_loss(exits, rows.targets, rows.targets_mask)
+            shares["exit_loss"] = at_exit.loss
+            shares["loss"] = shares["loss"] + skip.exit_loss * at_exit.loss
         if target is not None and divergence is not None:
             taught = teacher_forced(target, rows)
             apart = distill.distill_loss(
@@ -200,6 +235,7 @@ def _cast(model: t5.T5, dtype: DTypeLike | None) -> t5.T5:
         "accumulate",
         "compute_dtype",
         "divergence",
+        "skip",
     ),
     donate_argnums=0,
 )
@@ -214,6 +250,7 @@ def train_step(
     compute_dtype: DTypeLike | None = None,
     target: t5.T5 | None = None,
     divergence: distill.Divergence | None = None,
+    skip: layer_skip.LayerSkip | None = None,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """One step of the optimizer on the mean loss of the batch's target tokens.
 
@@ -239,11 +276,12 @@ def train_step(
         target: the model to distil, with `divergence`; its logits stay on the device.
             It computes in its own type, whatever `compute_dtype` is.
         divergence: from the target's laws.
+        skip: how a target is trained for early exits; None: it is not.
 
     Returns:
         The next state, and ``loss``, ``nll``, ``tokens``, ``grad_norm`` and
         ``learning_rate`` of this step; with a z-loss its part ``z_loss`` of the loss,
-        with a target ``alpha`` too.
+        with a loss at exits its mean ``exit_loss``, with a target ``alpha`` too.
 
     Raises:
         errors.InputError: before anything compiles: arguments that do not fit together.
@@ -258,12 +296,30 @@ def train_step(
         compute_dtype=compute_dtype,
         target=target,
         divergence=divergence,
+        skip=skip,
     )
+    state, moved = apply_gradients(state, grads, config)
+    return state, metrics | moved
+
+
+def apply_gradients(
+    state: TrainState, grads: Any, config: optimizer.OptimizerConfig
+) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
+    """The state one step of the optimizer on.
+
+    Args:
+        state: before the step.
+        grads: of all arrays of its model.
+        config: of the optimizer.
+
+    Returns:
+        The next state, and ``grad_norm`` and ``learning_rate`` of the step.
+    """
     updates, opt_state = optimizer.optimizer(config).update(
         grads, state.opt_state, state.model
     )
     rate = optimizer.learning_rate(config)(state.step)
-    metrics |= {
+    metrics = {
         "grad_norm": jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads))),
         "learning_rate": jnp.asarray(rate, jnp.float32),
     }

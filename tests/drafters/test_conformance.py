@@ -12,6 +12,10 @@ from flax import struct
 
 from specjax import ModelDrafter, NgramDrafter, Sampling
 from specjax.drafters.base import Committed
+from specjax.drafters.cascade import CascadeDrafter
+from specjax.drafters.lengths import Confidence
+from specjax.drafters.suffix import Finished, SuffixDrafter
+from specjax.drafters.tables import count_tables
 from specjax.proof.statistics import chi_square_p
 from specjax.proof.tables import table_model
 from specjax.training.draft_init import draft_from_target
@@ -55,12 +59,26 @@ class Sharing:
 
 def drafters(model):
     """Every drafter of the package, with each way to sample that it knows."""
+    vocab_size = getattr(model, "vocab_size", 4)
+    texts = np.random.default_rng(3).integers(0, vocab_size, (20, 6))
+    bigram = count_tables(texts[:, 1:], vocab_size, successors=3)
+    suffix = SuffixDrafter(finished=Finished.empty(100), max_match=3, offset=2.0)
+    suffix = suffix.learn(jnp.asarray(texts, jnp.int32), jnp.full(20, 6))
     return {
         "model": (ModelDrafter(model), PLAIN),
         "model, cut law": (ModelDrafter(model), CUT),
         "model, greedy": (ModelDrafter(model), GREEDY),
         "model, shared encoder": (ModelDrafter(Sharing(model)), PLAIN),
+        "model, unsure": (ModelDrafter(model, Confidence(0.3)), PLAIN),
+        "model, unsure, greedy": (ModelDrafter(model, Confidence(0.5)), GREEDY),
         "ngram": (NgramDrafter(), PLAIN),
+        "unigram": (bigram.unigram, PLAIN),
+        "bigram": (bigram, PLAIN),
+        "bigram, cut law": (bigram, CUT),
+        "bigram, greedy": (bigram, GREEDY),
+        "suffix": (SuffixDrafter(max_match=3, offset=2.0), PLAIN),
+        "suffix, table": (suffix, PLAIN),
+        "cascade": (CascadeDrafter(model, NgramDrafter(), 2), PLAIN),
     }
 
 
@@ -121,7 +139,8 @@ def test_reported_law_is_the_law_drawn_from(name):
     assert block.tokens.shape == (50_000, GAMMA) and block.tokens.dtype == jnp.int32
     assert ((0 <= block.length) & (block.length <= GAMMA)).all()
     assert lawful(block, 4) > 1e-2
-    assert (block.law.at(block.tokens) > 0).all()
+    real = jnp.arange(GAMMA)[None] < block.length[:, None]
+    assert (~real | (block.law.at(block.tokens) > 0)).all()
 
 
 def test_a_false_report_is_found_out():
@@ -133,6 +152,18 @@ def test_a_false_report_is_found_out():
         )
         one = Sampling(temperature=jnp.ones(()))
         assert lawful(draft_once(twin, one, target, 50_000), 4) < 1e-6
+
+
+@jax.jit
+def fed_features(drafter, target, encoded, block, tokens, length):
+    """What the target's layers say of the last committed and the drafted tokens."""
+    if not drafter.taps:
+        return ()
+    rows = jnp.arange(len(tokens))[:, None]
+    places = length[:, None] + jnp.arange(block.tokens.shape[1] + 1)[None] - 1
+    text = tokens.at[rows, places[:, 1:]].set(block.tokens)
+    output, _ = target.decode(text, None, encoded, taps=drafter.taps)
+    return tuple(part[rows, places] for part in output.features)
 
 
 def commit_and_draft(drafter, sampling, target, vocab_size: int, atol: float) -> None:
@@ -174,6 +205,7 @@ def commit_and_draft(drafter, sampling, target, vocab_size: int, atol: float) ->
         one, two = (jnp.where(real[..., None], law, 0) for law in laws)
         np.testing.assert_allclose(one, two, atol=atol)
 
+        features = fed_features(drafter, target, encoded, block, tokens, length)
         accepted = jnp.minimum(jnp.array(verdicts[step]), block.length)
         offset = jnp.arange(GAMMA + 1)[None]
         drafted = jnp.pad(block.tokens, ((0, 0), (0, 1)))
@@ -184,7 +216,9 @@ def commit_and_draft(drafter, sampling, target, vocab_size: int, atol: float) ->
         where = jnp.where(offset <= accepted[:, None], length[:, None] + offset, size)
         tokens = tokens.at[jnp.arange(rows)[:, None], where].set(new, mode="drop")
         length = length + accepted + 1
-        committed = Committed(tokens=tokens, length=length, num_accepted=accepted)
+        committed = Committed(
+            tokens=tokens, length=length, num_accepted=accepted, features=features
+        )
         state = drafter.commit(after, committed)
 
 

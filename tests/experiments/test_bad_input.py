@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments import baseline, build, compare
+from experiments import baseline, build, side_by_side
 from specjax import errors, metrics
 from specjax.data import tokenizer as tokenizers
 from tests import pairs
@@ -240,7 +240,7 @@ def test_a_model_with_fewer_rows_than_its_tokenizer_has_ids(refused, copy, role)
 @pytest.mark.slow
 def test_what_was_written_stays(folders, tmp_path, monkeypatch):
     """A run that dies leaves the lines of the batches before."""
-    decode_batch, calls = compare.decode_batch, []
+    decode_batch, calls = side_by_side.decode_batch, []
 
     def dies(*args, **settings):
         calls.append(None)
@@ -248,7 +248,7 @@ def test_what_was_written_stays(folders, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return decode_batch(*args, **settings)
 
-    monkeypatch.setattr(compare, "decode_batch", dies)
+    monkeypatch.setattr(side_by_side, "decode_batch", dies)
     with pairs.costs_are():
         run = pairs.run_decode(folders, tmp_path, "--config.runs=greedy")
     assert run.code == 130 and "what was written stays" in run.err

@@ -1,105 +1,124 @@
-"""Both ways side by side: a wrong token is found, and costs choose gamma."""
+"""The comparison of drafters: every cell once, its reports, and what it refuses."""
 
-import types
+from __future__ import annotations
 
-import jax.numpy as jnp
+import csv
+import json
+
 import pytest
 
-from experiments import baseline, compare, decode
-from specjax.data import batches
-from specjax.sampling import Sampling
+from configs import methods_ende
+from experiments import compare
+from specjax.errors import InputError
 from tests import pairs
+from tests.helpers import quick_compile  # noqa: F401
 
-ROW, POSITION = 3, 4
-
-
-@pytest.fixture
-def one_wrong_token(monkeypatch):
-    """Speculation that once writes another token than the target would."""
-    generate = baseline.speculative_generate
-
-    def wrong(target, drafter, inputs, *arguments, **settings):
-        output = generate(target, drafter, inputs, *arguments, **settings)
-        wrong.calls += 1
-        if (wrong.calls - wrong.skipped) != ROW + 1:
-            return output
-        token = output.tokens[0, POSITION]
-        other = jnp.where(token == 7, 8, 7)
-        return output.replace(tokens=output.tokens.at[0, POSITION].set(other))
-
-    # What is decoded before the lines: twice to tell compiling apart.
-    wrong.calls, wrong.skipped = 0, 2
-    monkeypatch.setattr(baseline, "speculative_generate", wrong)
-    # Each line is decoded once: its bucket counts as known.
-    decode_batch = compare.decode_batch
-
-    def once(*arguments):
-        return decode_batch(*arguments[:-1], False)
-
-    monkeypatch.setattr(compare, "decode_batch", once)
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
-def test_a_wrong_token_is_found_and_fails(folders, tmp_path, one_wrong_token):
-    with pairs.costs_are():
-        run = pairs.run_decode(folders, tmp_path, "--config.runs=greedy")
-    assert run.code == 1, run.err
-    assert "greedy outputs differ where the two tokens" in " ".join(run.out.split())
-    metrics = run.metrics
-    assert metrics["identical"] is False
-    (mismatch,) = metrics["mismatches"]
-    assert (mismatch["row"], mismatch["position"]) == (ROW, POSITION)
-    assert mismatch["top2_gap"] > 1e-2
-    assert [record["identical"] for record in run.decodes] == [
-        row != ROW for row in range(len(pairs.LINES))
-    ]
-    wrong = run.decodes[ROW]
-    differing = [
-        place
-        for place, (one, other) in enumerate(
-            zip(wrong["tokens"], wrong["autoregressive_tokens"], strict=True), start=1
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folders = pairs.make_pair(tmp_path_factory.mktemp("task"))
+    made = methods_ende.get_config()
+    with made.unlocked():
+        made.tasks, made.levels = ("tiny",), ("shipped", "wider")
+        made.task = dict(
+            tiny=dict(
+                folder=str(folders.target.parent),
+                task_prefix="",
+                input=str(folders.input),
+            )
         )
-        if one != other
+        made.level = dict(
+            shipped=dict(widen="", lines=3, repeats=1),
+            wider=dict(widen="t5-v1_1-small", lines=1, repeats=1),
+        )
+        for name in list(made.method):
+            if name not in ("model", "ngram", "model_confidence"):
+                del made.method[name]
+    made.update(gamma=pairs.GAMMA, max_length=pairs.MAX_LENGTH, seeds=2)
+    made.buckets = (pairs.BUCKET,)
+    made.timing.update(seconds=0.001, repeats=1)
+    return made
+
+
+@pytest.mark.slow
+def test_every_cell_is_measured_once(config, tmp_path, monkeypatch):
+    own = config.copy_and_resolve_references()
+    own.levels = ("shipped",)
+    assert compare.main(own, tmp_path, None) == 0
+    rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
+    assert [(row["mode"], row["method"]) for row in rows] == [
+        (mode, name) for mode in compare.MODES for name in own.method
     ]
-    assert differing == [POSITION]
-    assert "NO: 1 differ" in run.out
+    for row in rows:
+        assert row["speedup"] > 0 and row["predicted_whole"] > 0
+        assert 1 <= row["gamma"] <= pairs.GAMMA and row["mismatches"] == 0
+        assert 1 <= row["tokens_per_call"] <= row["gamma"] + 1
+        assert row["megabytes"] >= 0 and 0 < row["draft_share"] < 1
+        best = max(choice["predicted"] for choice in row["choices"])
+        assert row["predicted"] == best
+    by_name = {row["method"]: row for row in rows if row["mode"] == "greedy"}
+    # The draft is part of the target, and agrees; a rule drafts no more than asked.
+    assert by_name["model"]["survival"][0] > 0.3
+    assert by_name["model"]["megabytes"] > by_name["ngram"]["megabytes"] == 0
+    assert (tmp_path / "methods.png").stat().st_size > 10_000
+    assert (tmp_path / "methods.md").read_text().count("| tiny |") == len(rows)
+    with open(tmp_path / "methods.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [float(line["speedup"]) for line in table] == [r["speedup"] for r in rows]
+    assert float(table[0]["survival_1"]) == rows[0]["survival"][0]
+
+    def refuse(*arguments):
+        raise AssertionError("it was measured before")
+
+    for name in ("measure", "count"):
+        monkeypatch.setattr(compare, name, refuse)
+    monkeypatch.setattr(compare.method_costs, "target_costs", refuse)
+    compare.main(own, tmp_path, None)
+    assert json.loads((tmp_path / "metrics.json").read_text())["rows"] == rows
+    # A part of it asks for no other numbers; other weights or lines do.
+    own.methods = "ngram"
+    with pytest.raises(InputError, match="other settings, weights or lines"):
+        own.seed = 1
+        compare.main(own, tmp_path, None)
+
+
+@pytest.mark.slow
+def test_a_wider_target_writes_the_same(config, tmp_path):
+    own = config.copy_and_resolve_references()
+    own.levels, own.methods = ("wider",), "model"
+    assert compare.main(own, tmp_path, None) == 0
+    rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
+    assert [row["mismatches"] for row in rows] == [0, 0]
 
 
 @pytest.mark.parametrize(
-    ("gaps", "dtype", "code"),
+    "setting, value, named",
     [
-        ([], "float32", 0),
-        ([9e-5], "float32", 0),
-        ([9e-5, 2e-4], "float32", 1),
-        ([float("nan")], "float32", 1),
-        ([0.1], "bfloat16", 0),
-        ([0.1, 1.0], "bfloat16", 1),
+        ("methods", "medusa", "config.methods has 'medusa'"),
+        ("tasks", "other", "config.tasks has 'other'"),
+        ("levels", (), "config.levels is"),
+        ("gamma", 0, "config.gamma is 0"),
+        ("task.tiny.folder", "nowhere", "config.task.tiny.folder is"),
+        ("task.tiny.input", "", "--input is missing"),
+        ("level.shipped.lines", 0, "config.level.shipped.lines is 0"),
+        ("method.model.drafter", "x", "the method model of tiny: config.drafter is"),
+        ("method.model.draft", {"y": 1}, "config.method.model.draft has a setting"),
+        ("method.model.checkpoint", "{folder}/no", "the method model of tiny"),
     ],
 )
-def test_only_a_tie_is_forgiven(gaps, dtype, code):
-    from rich.console import Console
-
-    mismatches = [{"row": 0, "position": 1, "top2_gap": gap} for gap in gaps]
-    run = {"verifier": "token", "lossless": True, "mismatches": []}
-    tie = baseline.TIES[dtype]
-    for name in ("greedy", "sampled"):
-        results = {"greedy": run, "sampled": run} | {
-            name: run | {"mismatches": mismatches}
-        }
-        assert decode._exit_code(results, tie, Console(quiet=True)) == code
-        lossy = {name: run | {"mismatches": mismatches, "lossless": False}}
-        assert decode._exit_code(lossy, tie, Console(quiet=True)) == 0
-
-
-def test_what_compiling_takes_is_told_apart(monkeypatch):
-    """The costs' programs are the decodes' own: they are compiled before any line."""
-    seconds = iter([5.0, 1.0, 7.0, 2.0])
-    monkeypatch.setattr(compare, "_timed", lambda call: (None, next(seconds)))
-    pair = types.SimpleNamespace(target=None, drafter=None)
-    setup = compare.Setup(pair, None, pairs.MAX_LENGTH)
-    (batch,) = batches.inference_batches([[3, 1]], 1, (4,))
-    mode = compare.Mode("greedy", Sampling(temperature=None), None, pairs.GAMMA)
-    tally = compare.Tally()
-    with pairs.costs_are():
-        costs = compare.measure_costs(setup, batch, jnp.zeros(1), mode, tally)
-    assert tally.compile_seconds == (5 - 1) + (7 - 2)
-    assert costs.gamma == pairs.GAMMA
+def test_what_is_wrong_is_named(config, tmp_path, setting, value, named):
+    own = config.copy_and_resolve_references()
+    own.methods = "model"
+    with own.unlocked():
+        *path, name = setting.split(".")
+        inner = own
+        for part in path:
+            inner = inner[part]
+        if name in inner:
+            del inner[name]
+        inner[name] = value
+    with pytest.raises(InputError, match=named):
+        compare.main(own, tmp_path / "out", None)
+    assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ import pathlib
 import jax
 import pytest
 
-from experiments import compare
+from experiments import side_by_side
 from specjax import theory
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
@@ -124,7 +124,7 @@ def test_what_was_decoded_before_a_stop_stays_and_is_not_taken_for_the_whole(
     decoded, folders, tmp_path, monkeypatch
 ):
     (tmp_path / "decodes.jsonl").write_text("of an earlier run\n")
-    record, calls = compare._record, []
+    record, calls = side_by_side._record, []
 
     def stop_at_the_third(*arguments):
         calls.append(1)
@@ -132,7 +132,7 @@ def test_what_was_decoded_before_a_stop_stays_and_is_not_taken_for_the_whole(
             raise KeyboardInterrupt
         return record(*arguments)
 
-    monkeypatch.setattr(compare, "_record", stop_at_the_third)
+    monkeypatch.setattr(side_by_side, "_record", stop_at_the_third)
     with pairs.costs_are():
         run = pairs.run_decode(folders, tmp_path, GREEDY)
     assert run.code == 130
@@ -348,7 +348,7 @@ def test_batches_change_no_token(decoded, folders, tmp_path):
 @pytest.fixture
 def short_search(monkeypatch):
     """gamma=auto looks at the gamma of the other tests and at 1."""
-    monkeypatch.setattr(compare, "_AUTO_GAMMAS", (1, pairs.GAMMA))
+    monkeypatch.setattr(side_by_side, "_AUTO_GAMMAS", (1, pairs.GAMMA))
 
 
 def test_auto_takes_what_pays(decoded, folders, tmp_path, short_search):

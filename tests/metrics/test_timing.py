@@ -16,7 +16,7 @@ from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NgramDrafter
 from specjax.drafters.tree import TreeDrafter
 from specjax.errors import InputError
-from specjax.metrics import timing
+from specjax.metrics import timed_loops, timing
 from specjax.models.base import Cache, DecoderOutput, Encoded
 from specjax.sampling import Sampling
 from tests.helpers import row_keys
@@ -75,10 +75,10 @@ def mill(work) -> Mill:
     return Mill(weight=weight, work=work)
 
 
-def costs(drafter, **settings) -> metrics.Costs:
+def costs(drafter, measure=metrics.measure_costs, **settings):
     settings = {"gamma": 3, "seconds": 0.02, "repeats": 3} | settings
     settings.setdefault("sampling", Sampling(temperature=None))  # compiles sooner
-    return metrics.measure_costs(
+    return measure(
         mill(HEAVY),
         drafter,
         jnp.ones((1, 4), jnp.int32),
@@ -215,10 +215,22 @@ def test_a_tree_is_drafted_level_by_level(cpu_clock):
 def test_the_same_shapes_compile_once():
     drafter = ModelDrafter(mill(LIGHT))
     costs(drafter, repeats=1)
-    programs = (timing._prepare, timing._verify_steps, timing._draft_steps)
+    programs = (timed_loops.prepare, timed_loops.verify_steps, timed_loops.draft_steps)
     sizes = [program._cache_size() for program in programs]
     costs(drafter, repeats=1, seconds=0.001)
     assert [program._cache_size() for program in programs] == sizes
+
+
+def test_a_draft_can_be_timed_alone(cpu_clock):
+    """By the same programs: nothing is compiled that the whole measure has not."""
+    drafter = ModelDrafter(mill(LIGHT))
+    found = costs(drafter, repeats=1)
+    sizes = timed_loops.draft_steps._cache_size()
+    alone = costs(drafter, metrics.time_draft)
+    assert timed_loops.draft_steps._cache_size() == sizes
+    assert 0.1 * found.draft.median < alone.median < 10 * found.draft.median
+    with pytest.raises(InputError, match="repeats 0"):
+        costs(drafter, metrics.time_draft, repeats=0)
 
 
 def test_drafts_without_a_model_are_timed_by_the_same_function(cpu_clock):
