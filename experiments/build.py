@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -192,15 +193,26 @@ def checkpoint_folder(name: str, setting: str) -> pathlib.Path:
 
 
 def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """The fingerprint of each checkpoint that `build_pair` reads, by its role."""
+    """The fingerprint of each checkpoint and file that `build_pair` reads, by role."""
     kind = named(build_drafter.DRAFTERS, config.drafter, "drafter")
     roles = ["target"] + ["draft"] * kind.has_folder(config)
-    return {
+    found = {
         role: t5_weights.fingerprint(
             checkpoint_folder(config[role].checkpoint, f"{role}.checkpoint")
         )
         for role in roles
     }
+    own = config.draft.get(config.drafter) or {}
+    if own.get("checkpoint"):  # of the drafter's own draft
+        setting = f"draft.{config.drafter}.checkpoint"
+        found["inner"] = t5_weights.fingerprint(
+            checkpoint_folder(own["checkpoint"], setting)
+        )
+    for name in ("texts", "tokens"):  # what a head was cut by
+        if own.get(name):
+            content = pathlib.Path(own[name]).expanduser().read_bytes()
+            found[name] = hashlib.sha256(content).hexdigest()
+    return found
 
 
 def load_target(config: ml_collections.ConfigDict) -> Target:
@@ -257,10 +269,13 @@ def build_pair(config: ml_collections.ConfigDict, target: Target | None = None) 
         model=draft_model,
         num_tokens=target.num_tokens,
     )
+    drafter = build_drafter.make(config.drafter, parts)
+    # With a head of its own, where the kind has cut it.
+    drafts_with = draft_model and getattr(drafter, "model", None)
     return Pair(
         target=target.model,
-        drafter=build_drafter.make(config.drafter, parts),
-        draft_model=draft_model and shared_encoder.whole(draft_model, target.model),
+        drafter=drafter,
+        draft_model=drafts_with and shared_encoder.whole(drafts_with, target.model),
         tokenizer=target.tokenizer,
         num_tokens=target.num_tokens,
     )
@@ -431,58 +446,6 @@ def buckets(config: ml_collections.ConfigDict, path: str = "") -> tuple[int, ...
             "numbers, for example 32,64"
         )
     return batches.check_buckets(config.buckets)
-
-
-def input_file(name: str) -> pathlib.Path:
-    """The file that ``--input`` or ``config.input`` names.
-
-    Raises:
-        InputError: none is named, or no such file.
-    """
-    if not name:
-        raise errors.InputError("--input is missing: name the file to read")
-    path = pathlib.Path(name).expanduser()
-    if not path.is_file():
-        raise errors.InputError(f"--input={path}: no such file")
-    return path
-
-
-def read_lines(path: pathlib.Path) -> list[str]:
-    """The lines of a text file.
-
-    Raises:
-        InputError: not UTF-8, no line, or an empty line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise errors.InputError(f"--input={path} is not UTF-8 text") from error
-    if lines[-1] == "":
-        lines.pop()  # the last line's end
-    lines = [line.removesuffix("\r") for line in lines]
-    if not lines:
-        raise errors.InputError(f"--input={path} is empty: it needs a line to decode")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            raise errors.InputError(f"--input={path}, line {number} is empty")
-    return lines
-
-
-def check_lengths(
-    rows: list[list[int]], buckets: tuple[int, ...], path: pathlib.Path
-) -> None:
-    """Names the first line that no bucket holds.
-
-    Raises:
-        InputError: there is one.
-    """
-    longest = max(buckets)
-    for number, row in enumerate(rows, start=1):
-        if len(row) > longest:
-            raise errors.InputError(
-                f"--input={path}, line {number} has {len(row)} tokens; the longest of "
-                f"config.buckets is {longest}: shorten the line or add a bucket"
-            )
 
 
 def row_keys(seed: int, rows: int) -> jax.Array:

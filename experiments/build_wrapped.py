@@ -98,20 +98,17 @@ def build_cascade(parts: Parts, kinds: Mapping[str, Kind]) -> CascadeDrafter:
     known = [
         each
         for each, kind in kinds.items()
-        if kind.reads in ("", "model") and each != "cascade"
+        if (kind.reads in ("", "model") or kind.optional) and each != "cascade"
     ]
     if name not in known:
         raise InputError(
             f"{_CASCADE}.drafter is {name!r}: it must be one of {', '.join(known)}"
         )
-    if bool(kinds[name].reads) != (checkpoint is not None):
+    reads = kinds[name].reads == "model"
+    if reads != (checkpoint is not None):
         raise InputError(
             f"{_CASCADE}.drafter is {name!r}, which reads "
-            + (
-                "a model: name its folder in"
-                if kinds[name].reads
-                else "none: leave out"
-            )
+            + ("a model: name its folder in" if reads else "none: leave out")
             + f" {_CASCADE}.checkpoint"
         )
     assert parts.model is not None  # `Kind.reads`

@@ -22,7 +22,15 @@ import ml_collections
 from absl import flags
 
 from configs import demo, methods_ende
-from experiments import baseline, build, cells, command, method_costs, side_by_side
+from experiments import (
+    baseline,
+    build,
+    cells,
+    command,
+    input_lines,
+    method_costs,
+    side_by_side,
+)
 from specjax import errors, metrics
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
@@ -126,13 +134,14 @@ class Task:
             errors.InputError: a file or a folder is missing, or a line is too long.
         """
         own = config.task[name]
-        path = build.input_file(own.input)
+        path = input_lines.input_file(own.input)
         folder = build.checkpoint_folder(f"{own.folder}/target", f"task.{name}.folder")
         pieces = tokenizers.load_tokenizer(folder)
         rows = [
-            pieces.encode(own.task_prefix + line) for line in build.read_lines(path)
+            pieces.encode(own.task_prefix + line)
+            for line in input_lines.read_lines(path)
         ]
-        build.check_lengths(rows, build.buckets(config), path)
+        input_lines.check_lengths(rows, build.buckets(config), path)
         return cls(name, own.folder, rows)
 
     def decode_config(

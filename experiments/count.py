@@ -21,7 +21,7 @@ import numpy as np
 from absl import flags
 
 from configs import count
-from experiments import build, command
+from experiments import build, command, input_lines
 from specjax import errors
 from specjax.data import pairs
 from specjax.data import tokenizer as tokenizers
@@ -72,7 +72,7 @@ def main(
     settings = own_settings(config)
     make = build.named(MAKES, config.drafter, "drafter")
     folder = build.checkpoint_folder(config.target.checkpoint, "target.checkpoint")
-    path = build.input_file(values.input or config.input)
+    path = input_lines.input_file(values.input or config.input)
     shape = T5Config.from_json(folder / t5_weights.CONFIG_FILE)
     tokenizer = tokenizers.load_tokenizer(folder)
     tokenizers.dead_from(tokenizer, shape.vocab_size, shape.pad_id, shape.eos_id)

@@ -22,7 +22,15 @@ import numpy as np
 from absl import flags
 
 from configs import demo
-from experiments import baseline, build, build_tree, command, picking, side_by_side
+from experiments import (
+    baseline,
+    build,
+    build_tree,
+    command,
+    input_lines,
+    picking,
+    side_by_side,
+)
 from specjax import errors, metrics, tree_picker
 from specjax.data import batches
 from specjax.report import table, trace
@@ -40,8 +48,8 @@ def main(
     build.positive(config, "batch_size", "repeats")
     build.check_max_length(config)
     buckets = build.buckets(config)
-    path = build.input_file(values.input or config.input)
-    lines = build.read_lines(path)
+    path = input_lines.input_file(values.input or config.input)
+    lines = input_lines.read_lines(path)
     verifier = build.build_verifier(config)
     picks = config.tree == build_tree.AUTO
     siblings = build_tree.siblings_to_pick(config, verifier) if picks else ""
@@ -50,7 +58,7 @@ def main(
     pair = build.build_pair(config)
     modes = build_modes(config, pair.num_tokens, gamma)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
-    build.check_lengths(rows, buckets, path)
+    input_lines.check_lengths(rows, buckets, path)
     parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
     # Costs are those of the bucket that holds the most lines.

@@ -20,7 +20,7 @@ import ml_collections
 from absl import flags
 
 from configs import repair_evaluate
-from experiments import baseline, build, command
+from experiments import baseline, build, command, input_lines
 from specjax import errors
 from specjax.data import batches, pairs
 from specjax.data import tokenizer as tokenizers
@@ -41,7 +41,7 @@ def main(
     buckets = build.buckets(config)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
     text.check_scores(tuple(text.SCORES))
-    path = build.input_file(values.input or config.input)
+    path = input_lines.input_file(values.input or config.input)
     examples = pairs.load_pairs(path)[: config.limit or None]
     models = {}
     for role in ("target", "draft"):
@@ -53,7 +53,7 @@ def main(
     if "draft" in models:
         tokenizers.check_same_tokenizer(tokenizer, models["draft"][1])
     rows = [tokenizer.encode(pair.source) for pair in examples]
-    build.check_lengths(rows, buckets, path)
+    input_lines.check_lengths(rows, buckets, path)
     parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
     references = [pair.target for pair in examples]

@@ -19,7 +19,7 @@ import ml_collections
 from absl import flags
 
 from configs import repair_generate
-from experiments import baseline, build, command
+from experiments import baseline, build, command, input_lines
 from specjax import errors
 from specjax.data import batches, pairs
 from specjax.models import t5_weights
@@ -40,13 +40,13 @@ def main(
     buckets = build.buckets(config)
     dtype = build.named(build.DTYPES, config.dtype, "dtype")
     folder = build.checkpoint_folder(config.target.checkpoint, "target.checkpoint")
-    given = build.input_file(values.input or config.input)
+    given = input_lines.input_file(values.input or config.input)
     sources = [pair.source for pair in pairs.load_pairs(given)]
     sources = sources[: config.limit or None]
     model, tokenizer, num_tokens = load_model(folder, dtype)
     sampling = build_sampling(config, num_tokens)
     rows = [tokenizer.encode(source) for source in sources]
-    build.check_lengths(rows, buckets, given)
+    input_lines.check_lengths(rows, buckets, given)
     keys = build.row_keys(config.seed, len(rows))
 
     workdir.mkdir(parents=True, exist_ok=True)

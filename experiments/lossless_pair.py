@@ -12,7 +12,7 @@ import ml_collections
 import numpy as np
 
 from configs import lossless
-from experiments import baseline, build
+from experiments import baseline, build, input_lines
 from specjax import errors
 from specjax.data import batches
 from specjax.decoding import DecodeOutput
@@ -82,8 +82,8 @@ def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
             f"start token, {config.max_length - 1}"
         )
     buckets = build.buckets(config)
-    path = build.input_file(given or "")
-    lines = build.read_lines(path)
+    path = input_lines.input_file(given or "")
+    lines = input_lines.read_lines(path)
     settings = ml_collections.ConfigDict(
         dict(
             target=config.target,
@@ -100,7 +100,7 @@ def load(config: ml_collections.ConfigDict, given: str | None) -> Loaded | None:
             "output is compared in any case"
         )
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
-    build.check_lengths(rows, buckets, path)
+    input_lines.check_lengths(rows, buckets, path)
     return Loaded(
         pair=pair,
         rows=rows,

@@ -27,6 +27,7 @@ from experiments import (
     build,
     build_drafter,
     command,
+    input_lines,
     picking,
     rule_costs,
 )
@@ -249,12 +250,12 @@ def make_setup(config: ml_collections.ConfigDict) -> Setup:
         InputError: what is read means nothing.
     """
     buckets = build.buckets(config)
-    path = build.input_file(config.input)
-    lines = build.read_lines(path)
+    path = input_lines.input_file(config.input)
+    lines = input_lines.read_lines(path)
     build.row_keys(config.seed, 1)  # refuses a seed before anything is loaded
     pair = build.build_pair(config)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
-    build.check_lengths(rows, buckets, path)
+    input_lines.check_lengths(rows, buckets, path)
     return Setup(
         pair=pair,
         rows=rows,

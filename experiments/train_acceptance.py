@@ -24,7 +24,7 @@ from absl import flags
 from jaxtyping import Float32
 
 from configs import repair_acceptance
-from experiments import baseline, build, command
+from experiments import baseline, build, command, input_lines
 from specjax import errors
 from specjax.data import batches, pairs
 from specjax.data import tokenizer as tokenizers
@@ -53,7 +53,7 @@ def main(
         raise errors.InputError(
             f"config.learning_rate is {config.learning_rate}: a number above 0"
         )
-    path = build.input_file(values.input or config.input)
+    path = input_lines.input_file(values.input or config.input)
     sources = [pair.source for pair in pairs.load_pairs(path)][: config.limit or None]
     folders = {
         role: build.checkpoint_folder(config[role].checkpoint, f"{role}.checkpoint")
@@ -71,7 +71,7 @@ def main(
         else build.build_sampling(temperature, "temperature", num_tokens)
     )
     rows = [tokenizer.encode(source) for source in sources]
-    build.check_lengths(rows, buckets, path)
+    input_lines.check_lengths(rows, buckets, path)
     held = round(len(rows) * config.held_out)
     if not 0 < held < len(rows):
         raise errors.InputError(

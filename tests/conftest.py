@@ -41,6 +41,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def memory_maps() -> Iterator[None]:
+    """Forgets compiled programs before their memory maps run out.
+
+    Each program holds some; a Linux process that has used up its 65,530 dies without a
+    word, and a worker compiles thousands of programs.
+    """
+    yield
+    try:
+        maps = pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
+        most = int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())
+    except OSError:  # no Linux
+        return
+    if maps > most // 3:
+        jax.clear_caches()
+
+
 @pytest.fixture
 def key() -> jax.Array:
     """A fixed key; fold in or split it for more."""

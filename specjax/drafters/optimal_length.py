@@ -49,8 +49,9 @@ class Optimal:
     one more token lifts the ratio of what is written to what it takes, lambda, where
     ``s_(g+1) >= lambda (c + dv)`` (optimal stopping; Dinkelbach's fixed point). Both
     sides are estimated from the row itself: s as the product of the drafted tokens'
-    acceptance, which is counted by class of the draft's confidence, times the mean
-    acceptance of the token to come; lambda as what was written per target step so far.
+    acceptance, which is counted by class of the draft's confidence and expected to
+    equal it, times the mean acceptance of the token to come; lambda as what was written
+    per target step so far.
 
     Acceptance is taken to depend on confidence, not on depth: so depths that were never
     reached are known from others. And since the token that ended a draft is judged too,
@@ -60,8 +61,8 @@ class Optimal:
         cost: c, drafting one token / one target step.
         growth: dv, what one token more adds to verification; 0: its width is fixed.
         verify: v, verifying a block / one target step.
-        prior: acceptance that is expected before any was seen.
-        weight: tokens, and blocks, that this expectation counts as.
+        prior: mean acceptance that is expected before any was seen.
+        weight: tokens of each class, and blocks, that an expectation counts as.
     """
 
     cost: Number
@@ -108,14 +109,16 @@ class Optimal:
         self, state: OptimalState, signal: Signal
     ) -> tuple[Bool[Array, " B"], OptimalState]:
         """While one token more is worth its time."""
-        own = jnp.searchsorted(jnp.array(_EDGES), signal.confidence).astype(jnp.int32)
+        confidence = signal.confidence
+        own = jnp.searchsorted(jnp.array(_EDGES), confidence).astype(jnp.int32)
         mean = (jnp.sum(state.stood, axis=1) + self.weight * self.prior) / (
             jnp.sum(state.tried, axis=1) + self.weight
         )
-        accepted = (state.stood + self.weight * mean[:, None]) / (
-            state.tried + self.weight
+        stood, tried = (
+            jnp.take_along_axis(counts, own[:, None], axis=1)[:, 0]
+            for counts in (state.stood, state.tried)
         )
-        accepted = jnp.take_along_axis(accepted, own[:, None], axis=1)[:, 0]
+        accepted = (stood + self.weight * confidence) / (tried + self.weight)
         standing = state.standing * accepted
         classes = state.classes.at[:, signal.depth - 1].set(own, mode="drop")
         worth = standing * mean >= state.rate * (self.cost + self.growth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from specjax import (
 )
 from specjax.drafters import files
 from specjax.drafters.parallel import ParallelDrafter
+from specjax.models.t5 import T5
 from specjax.training import optimizer, slots, step
 from specjax.training.draft_init import draft_from_target
 from specjax.types import Noise
@@ -40,16 +42,22 @@ KINDS = ("plain", "markov", "shared")
 SLOW = pytest.mark.slow
 
 
-def make(kind: str = "plain", scale: float = 0.1, **settings) -> ParallelDrafter:
-    """A drafter for `tiny_t5(0)` that often agrees, whose arrays all say something."""
-    model = target = tiny_t5(0)
-    if kind == "shared":
-        model = draft_from_target(target, (), (0, 1))
+@functools.cache
+def often_agrees(kind: str) -> T5:
+    """A draft of `tiny_t5(0)`."""
+    target = tiny_t5(0)
+    model = draft_from_target(target, (), (0, 1)) if kind == "shared" else target
+    return perturbed(model, 1, 0.1)
+
+
+def make(kind: str = "plain", **settings) -> ParallelDrafter:
+    """A drafter for `tiny_t5(0)`, whose arrays all say something."""
     rank = 3 if kind == "markov" else 0
     settings = {"max_gamma": GAMMA, "markov_rank": rank} | settings
     key, *keys = jax.random.split(jax.random.key(3), 3)
-    model = perturbed(model, 1, scale)
-    drafter = ParallelDrafter.from_model(target, model, settings, key)
+    model = often_agrees(kind)
+    # Of the target, its width is all that is read.
+    drafter = ParallelDrafter.from_model(model, model, settings, key)
     sentinels = jax.random.normal(keys[0], drafter.sentinels.shape)
     markov = drafter.markov
     if markov is not None:

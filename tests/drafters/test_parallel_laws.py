@@ -24,6 +24,8 @@ from tests.drafters.test_conformance import draft_once, lawful
 from tests.helpers import row_keys
 from tests.twins import right_rule
 
+pytestmark = pytest.mark.slow  # many samples
+
 ROWS, VOCAB, TOKENS, GAMMA = 60_000, 4, 4, 3
 SHAPE = T5Config(
     vocab_size=VOCAB,
@@ -77,7 +79,6 @@ class Soft(ParallelDrafter):
     _truly = ParallelDrafter.draft
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["markov", "independent"])
 def test_reported_law_is_the_law_drawn_from(kind):
     block = draft_once(make(kind), Sampling(), TARGET, ROWS)
@@ -88,7 +89,6 @@ def test_reported_law_is_the_law_drawn_from(kind):
     assert (spread > 0.05) == (kind == "markov")
 
 
-@pytest.mark.slow
 def test_a_false_report_is_found_out():
     block = draft_once(make("markov", Forgetful), Sampling(), TARGET, ROWS)
     assert lawful(block, VOCAB) < 1e-6
@@ -110,10 +110,7 @@ def decode(drafter, name: str):
     )
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [k if k == "markov" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_output_has_the_targets_law(kind):
     wanted, drafter = joint_law(TARGET, TOKENS), make(kind)
     assert drafter.samples == (kind != "argmax")
@@ -124,7 +121,6 @@ def test_the_output_has_the_targets_law(kind):
         assert chi_square_p(np.asarray(output.tokens)[:, 1:], wanted) > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "twin"), [("markov", Forgetful), ("argmax", Soft)])
 def test_a_false_law_biases_the_output(kind, twin):
     wanted = joint_law(TARGET, TOKENS)
@@ -133,7 +129,6 @@ def test_a_false_law_biases_the_output(kind, twin):
         assert chi_square_p(written, wanted) < 1e-6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["independent", "argmax"])
 def test_shared_noise_writes_the_targets_own_sample(kind):
     rows = 300

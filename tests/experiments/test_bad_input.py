@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments import baseline, build, side_by_side
+from experiments import baseline, build, input_lines, side_by_side
 from specjax import errors, metrics
 from specjax.data import tokenizer as tokenizers
 from tests import pairs
@@ -71,7 +71,7 @@ def test_no_input_file(refused, tmp_path):
 def test_lines_may_end_as_on_windows(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_bytes("one\r\ntwo \u2028 2".encode())
-    assert build.read_lines(path) == ["one", "two \u2028 2"]
+    assert input_lines.read_lines(path) == ["one", "two \u2028 2"]
 
 
 SETTINGS = {
@@ -262,7 +262,7 @@ def test_what_was_written_stays(folders, tmp_path, monkeypatch):
 
 
 def test_names_are_looked_up_with_their_setting():
-    from experiments import build, build_drafter
+    from experiments import build_drafter
 
     with pytest.raises(errors.InputError, match="config.drafter is 'x'.*model, ngram"):
         build.named(build_drafter.DRAFTERS, "x", "drafter")

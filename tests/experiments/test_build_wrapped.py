@@ -11,6 +11,7 @@ from specjax import InputError, ModelDrafter, NgramDrafter
 from specjax.data.tokenizer import load_tokenizer
 from specjax.drafters.cascade import CascadeDrafter
 from specjax.drafters.quantized import QuantizedT5
+from specjax.drafters.suffix import SuffixDrafter
 from tests import pairs
 
 
@@ -85,6 +86,8 @@ def test_cascade(make, folders):
     assert drafter.inner.model.config != drafter.model.config
     drafter = make("cascade", drafter="quantized").drafter
     assert drafter.inner.model.config.vocab_size == drafter.model.config.vocab_size
+    inner = make("cascade", drafter="suffix").drafter.inner
+    assert isinstance(inner, SuffixDrafter)
     for settings, message in (
         ({"drafter": "cascade"}, "cascade.drafter is 'cascade': it must be one of"),
         ({"drafter": "model"}, "reads a model: name its folder"),
