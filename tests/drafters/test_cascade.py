@@ -80,6 +80,7 @@ def test_joint_law_of_other_inner_drafters(inner):
     laws.check_joint_law(TARGET, TARGET, cascade, INNER, ROWS, inputs=inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma_inner", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_blocks_have_the_models_law(gamma_inner):
     """Each token follows the law that is reported, and that is the model's own."""
@@ -139,6 +140,7 @@ def decode(target, drafter, rows=7, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gamma_inner", "width"), [(1, 64), (2, 70), (5, 60)])
 def test_greedy_text_and_blocks(gamma_inner, width):
     """The target's text, from blocks that are those of the model alone."""
@@ -154,6 +156,7 @@ def test_greedy_text_and_blocks(gamma_inner, width):
     jax.tree.map(np.testing.assert_array_equal, fast.stats, alone.stats)
 
 
+@pytest.mark.slow
 def test_shared_noise_gives_the_models_own_draws():
     """Where noise is of the position, tokens are those of the model drafting alone."""
     target, model, cascade = hash_cascade()
@@ -201,6 +204,7 @@ class NotTwice:
         return jnp.where(jnp.arange(len(logits)) == last, -jnp.inf, logits)
 
 
+@pytest.mark.slow
 def test_controls_read_the_drafted_tokens():
     target, model, cascade = hash_cascade()
     sampling = Sampling(temperature=3.0, controls=(NotTwice(),))
@@ -211,6 +215,7 @@ def test_controls_read_the_drafted_tokens():
     assert (drafted[..., 1:] != drafted[..., :-1])[real].all()
 
 
+@pytest.mark.slow
 def test_rows_stand_alone():
     target, _, cascade = hash_cascade()
     laws.check_rows(target, cascade)

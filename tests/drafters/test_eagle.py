@@ -83,6 +83,7 @@ def trained(target, plain):
     return state.model
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_targets(target, plain, trained):
     fast = decode(target, trained)
     np.testing.assert_array_equal(fast.tokens, plain.tokens)
@@ -101,6 +102,7 @@ class Unheard(EagleDrafter):
         return state
 
 
+@pytest.mark.slow
 def test_commit_keeps_the_memory_in_step(target):
     drafter = make(target)
     commit_and_draft(drafter, Sampling(), target, 64, atol=1e-5)
@@ -109,6 +111,7 @@ def test_commit_keeps_the_memory_in_step(target):
         commit_and_draft(twin, Sampling(), target, 64, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_stand_alone(target):
     """And are finite where the source is empty."""
     laws.check_rows(target, make(target), atol=1e-5)
@@ -152,6 +155,7 @@ def test_slots_are_what_is_drafted(target):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [SCALED, pytest.param({}, marks=SLOW)])
 def test_laws_for_its_target_widened(changes, tmp_path):
     small = tiny_t5(0, **changes)

@@ -83,6 +83,7 @@ def test_joint_law(adapter):
     laws.check_joint_law(model, table, drafter, model, 40_000, inputs=SOURCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "adapter", ["layer", *(pytest.param(name, marks=SLOW) for name in ADAPTERS[:2])]
 )
@@ -113,6 +114,7 @@ class Forward(EarlyExitDrafter):
         return after.replace(cache=state.cache)
 
 
+@pytest.mark.slow
 def test_commit_keeps_the_memory_in_step(target):
     drafter = make(target)
     commit_and_draft(drafter, Sampling(), target, 64, atol=1e-5)
@@ -121,6 +123,7 @@ def test_commit_keeps_the_memory_in_step(target):
         commit_and_draft(Forward(**fields), Sampling(), target, 64, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_stand_alone(target):
     """And are finite where the source is empty."""
     laws.check_rows(target, make(target), atol=1e-5)
@@ -188,6 +191,7 @@ def check_widened(small, drafter, folder) -> tuple[T5, Any]:
 SCALED = {"tied_head": True, "scaled_head": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [SCALED, pytest.param({}, marks=SLOW)])
 def test_laws_for_its_target_widened(changes, tmp_path):
     small = tiny_t5(0, **changes)

@@ -82,6 +82,7 @@ def test_greedy_identity():
     assert (drafted < GAMMA * calls).all()
 
 
+@pytest.mark.slow
 def test_shared_noise_gives_the_autoregressive_sample():
     warm = Sampling(temperature=0.7)
     output = decode(EACH, *sources(), verifier=coupled_verify, sampling=warm)
@@ -89,6 +90,7 @@ def test_shared_noise_gives_the_autoregressive_sample():
     assert 0 < output.stats.accepted.sum() < output.stats.drafted.sum()
 
 
+@pytest.mark.slow
 def test_rows_are_independent():
     """However long the others go on: tokens, counts and what was drafted."""
     options = dict(
@@ -194,6 +196,7 @@ def test_passes_are_those_of_the_longest_live_row():
     assert passes == [GAMMA] and (block.length == GAMMA).all()
 
 
+@pytest.mark.slow
 def test_a_whole_block_is_that_without_a_rule():
     for sampling in (Sampling(), Sampling(temperature=None), Sampling(top_k=3)):
         block, _, _ = one_block(None, sampling)

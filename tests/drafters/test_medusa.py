@@ -174,6 +174,7 @@ def small_target():
     return target, as_table(np.concatenate(rows), depth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "twin"),
     [
@@ -220,6 +221,7 @@ def decode(target, drafter, inputs, mask, keys, sampling=None):
     )
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_targets():
     target = tiny_t5(0)
     inputs, mask = ragged_sources(0, 8, 6)
@@ -230,6 +232,7 @@ def test_greedy_text_is_the_targets():
     assert 0 < fast.stats.accepted.sum() < fast.stats.drafted.sum()
 
 
+@pytest.mark.slow
 def test_rows_are_independent():
     target, order = tiny_t5(0), jnp.array([5, 2, 2, 0, 7, 1, 4, 6])
     inputs, mask = ragged_sources(0, 8, 6)

@@ -163,6 +163,7 @@ def test_places_thin_out_and_ended_texts_have_none(target):
     assert (np.asarray(going.anchor)[0, :20] == np.arange(20)).all()
 
 
+@pytest.mark.slow
 def test_every_array_is_trained(target):
     drafter = make("markov")
     inputs, mask = ragged_sources(0, 2, 9)
@@ -178,6 +179,7 @@ def test_every_array_is_trained(target):
         assert np.isfinite(leaf).all() and np.abs(leaf).max() > 0, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["markov", *(pytest.param(kind, marks=SLOW) for kind in ("plain", "shared"))],
@@ -201,6 +203,7 @@ def options(rows: int) -> dict:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "gamma"),
     [
@@ -221,6 +224,7 @@ def test_greedy_text_is_the_targets(target, kind, gamma):
     assert accepted[1] > 0 and accepted[-1] < drafted[-1]
 
 
+@pytest.mark.slow
 def test_rows_are_independent_and_an_empty_source_is_finite(target):
     drafter = make("markov")
     inputs, mask = ragged_sources(0, 3, 9)
@@ -238,6 +242,7 @@ def test_rows_are_independent_and_an_empty_source_is_finite(target):
     assert np.abs(np.asarray(apart.law.probs[0]) - probs[0]).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_the_same_weights_draft_token_by_token(target):
     """The first slot is the model's own next token, whatever comes behind it."""
     drafter = make("markov")
@@ -310,6 +315,7 @@ def test_a_folder_holds_it_whole(target, tmp_path):
         files.load_drafter(ParallelDrafter, tmp_path, target, "a" * 64)
 
 
+@pytest.mark.slow
 def test_it_starts_from_a_trained_draft(target):
     draft = tiny_t5(7, num_decoder_layers=1)
     key, settings = jax.random.key(0), {"first_sentinel": 63, "markov_rank": 2}

@@ -173,6 +173,7 @@ def wide_t5():
     )
 
 
+@pytest.mark.slow
 def test_weights_stay_whole_numbers_in_a_loop():
     """No loop keeps wide copies: what it needs is one matrix at a time."""
     model = wide_t5()
@@ -191,6 +192,7 @@ def test_weights_stay_whole_numbers_in_a_loop():
         assert decode_memory(draft, 20) > wide / 2
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_targets(target):
     inputs, mask = ragged_sources(0, 6, 9)
     arguments = (inputs, mask, row_keys(0, 6))
@@ -213,6 +215,7 @@ def test_commit_keeps_the_memory_in_step(target):
     commit_and_draft(ModelDrafter(quantize(target)), GREEDY, target, 64, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_stand_alone(target):
     laws.check_rows(target, ModelDrafter(quantize(target)), atol=1e-6)
 

@@ -301,6 +301,7 @@ def test_what_means_nothing_is_refused(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_rows_are_independent():
     texts = np.random.default_rng(2).integers(0, 64, (9, 8))
     drafter = SuffixDrafter(finished=Finished.empty(80), offset=2.0)
@@ -308,6 +309,7 @@ def test_rows_are_independent():
     laws.check_rows(hash_pair()[0], drafter)
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_targets():
     """Half of the rows were learned: their drafts stand, most others fall."""
     target, rows = hash_pair(vocab_size=8)[0], 6

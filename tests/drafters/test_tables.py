@@ -157,6 +157,7 @@ class OneThenTwo:
         return state + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("kind", ["unigram", "bigram"])
 def test_greedy_text_is_the_targets(kind, ruled):
@@ -186,6 +187,7 @@ def test_joint_law(kind):
     laws.check_joint_law(target, target, drafter, model, 100_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unigram", "bigram"])
 def test_rows_are_independent(kind):
     target = hash_pair()[0]

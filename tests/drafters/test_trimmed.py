@@ -103,6 +103,7 @@ def test_logits(target, tied):
     assert model.head is None if tied else model.head[...].shape == (64, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kept", "rank"])
 @pytest.mark.parametrize("tree", [False, True])
 def test_greedy_text_is_the_targets(target, draft, kind, tree):
@@ -125,6 +126,7 @@ def test_commit_keeps_the_memory_in_step(target, draft, kind):
     commit_and_draft(ModelDrafter(cut(draft, kind)), GREEDY, target, 64, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_stand_alone(target, draft):
     laws.check_rows(target, ModelDrafter(cut(draft, "kept")), atol=1e-6)
 
@@ -139,6 +141,7 @@ class Bans:
         return logits.at[self.ids].set(-jnp.inf)
 
 
+@pytest.mark.slow
 def test_a_control_that_bans_all_that_is_kept_leaves_a_law(target, draft):
     drafter = ModelDrafter(cut(draft, "kept"))
     inputs, mask = ragged_sources(0, 4, 5)

@@ -126,6 +126,7 @@ def pair_of(family, preset=PRESET):
     return small, widen(small, widened_config(config, preset), KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", each_family())
 def test_it_is_the_same_function(family):
     small, wide = pair_of(family)
@@ -193,12 +194,14 @@ def tied():
     return pair_of("1.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWINS)
 def test_a_wrong_way_to_widen_is_seen(tied, name):
     small, wide = tied
     assert distance(small, edited(wide, TWINS[name])) > 1e-2
 
 
+@pytest.mark.slow
 def test_the_old_eps_is_seen(tied):
     small, wide = tied
     old = dataclasses.replace(wide.config, eps=SMALL.eps)
@@ -220,6 +223,7 @@ def test_what_is_new_is_random_and_has_its_own_memory(tied):
     assert np.all(wide.embedding[40:, :24]) and np.all(old.cross.kv[1, :, 24:])
 
 
+@pytest.mark.slow
 def test_it_decodes_to_the_same_tokens_with_the_same_acceptance():
     """Two rows greedy, two sampled; wide ones with rows that mean nothing."""
     rows = 4
@@ -292,6 +296,7 @@ def test_a_draft_that_reads_the_targets_encoder(grows):
     assert np.abs(twin[..., :40] - logits).max() > 10 * limit
 
 
+@pytest.mark.slow
 def test_a_bfloat16_model_stays_one():
     small = edited(strong_t5(SMALL), lambda names, leaf: leaf.astype(jnp.bfloat16))
     wide = widen(small, widened_config(SMALL, PRESET), KEY)

@@ -70,6 +70,7 @@ def test_a_layer_that_is_left_out_learns_nothing(model):
     assert {(True, True), (True, False)} <= seen
 
 
+@pytest.mark.slow
 def test_the_loss_at_an_exit(model):
     """One earlier layer's, through the same norm and head, in proportion to depth."""
     batch = copy_batch(0)
