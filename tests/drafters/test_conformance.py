@@ -131,7 +131,10 @@ def _draft_once(drafter, sampling, target, inputs, mask, tokens, length):
     return block
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(own, marks=pytest.mark.slow) if "," in own else own for own in NAMES],
+)
 def test_reported_law_is_the_law_drawn_from(name):
     target, model = table_model(0, 4, 5), table_model(1, 4, 5)
     drafter, sampling = drafters(model)[name]

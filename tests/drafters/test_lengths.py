@@ -339,6 +339,7 @@ def test_bandit_explores():
     assert 3 < pulls < 20  # the worse one less and less often
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cost", [0.05, 0.2, 0.5, 1.5])
 @pytest.mark.parametrize("alpha", [0.5, 0.8, 0.9])
 def test_optimal_finds_the_best_gamma(alpha, cost):

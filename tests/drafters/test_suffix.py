@@ -230,7 +230,9 @@ def test_the_oldest_leave_first():
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(own, marks=pytest.mark.slow) for own in (1, 2))]
+)
 def test_against_loops(seed):
     generator = np.random.default_rng(seed)
     rows = 60

@@ -45,6 +45,7 @@ def test_a_config_without_the_setting_leaves_them_alone(config):
     assert pair.drafting_model.config.num_decoder_layers == 1
 
 
+@pytest.mark.slow
 def test_a_draft_that_reads_the_encoder_reads_the_widened_one(
     config, folders, tmp_path
 ):

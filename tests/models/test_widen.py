@@ -267,7 +267,8 @@ def look_shared(target, draft, tokens):
     return draft.decode(tokens, None, encoded)[0].logits
 
 
-@pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("grows", [False, True])
 def test_a_draft_that_reads_the_targets_encoder(grows):
     """It is widened with its target, or reads the widened target at its own cost."""
     target = strong_t5(SMALL)
