@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import ml_collections
+import numpy as np
 from absl import flags
 
 from configs import demo, methods_ende
@@ -200,7 +201,10 @@ def describe(
                 if "minutes" in about:
                     training = f"{about['minutes']} min"
         made[name] = {
-            "megabytes": sum(x.nbytes for x in jax.tree.leaves(pair.drafter)) / 1e6,
+            "megabytes": sum(
+                np.asarray(leaf).nbytes for leaf in jax.tree.leaves(pair.drafter)
+            )
+            / 1e6,
             "training": training,
             "weights": build.fingerprints(own),
         }
