@@ -46,7 +46,7 @@ def rules(width: int) -> dict[str, Any]:
         "entropy": EntropyBound(kappa=0.3, start=0.45, step=0.05),
         "acceptance": AcceptanceStop(head(width), threshold=0.6),
         "bandit": Bandit((Confidence(0.45), Confidence(0.7))),
-        "optimal": Optimal(cost=0.35),
+        "optimal": Optimal(cost=0.2),
     }
 
 
