@@ -57,7 +57,13 @@ def main(
     ]
     levels = build.names(config, "levels", config.level)
     # Every drafter is loaded once, so that what is missing is told before all else.
-    about = {task.name: describe(config, task, names) for task in tasks}
+    shipped = {
+        task.name: build.load_target(task.decode_config(config, names[0]))
+        for task in tasks
+    }
+    about = {
+        task.name: describe(config, task, names, shipped[task.name]) for task in tasks
+    }
     workdir.mkdir(parents=True, exist_ok=True)
     store = cells.Cells(workdir / "cells.jsonl", settings_of(config, about))
     command.write_json(workdir / "manifest.json", command.manifest(config))
@@ -66,7 +72,15 @@ def main(
     for task in tasks:
         for level in levels:
             with console.status(f"{task.name}, target at {level} cost") as status:
-                made = run_level(config, task, level, names, store, status.update)
+                made = run_level(
+                    config,
+                    task,
+                    level,
+                    names,
+                    shipped[task.name],
+                    store,
+                    status.update,
+                )
             made = [row | about[task.name][row["method"]] for row in made]
             rows += made
             console.print(report.table(made, f"{task.name}, target at {level} cost"))
@@ -177,9 +191,18 @@ class Task:
 
 
 def describe(
-    config: ml_collections.ConfigDict, task: Task, names: Sequence[str]
+    config: ml_collections.ConfigDict,
+    task: Task,
+    names: Sequence[str],
+    shipped: build.Target,
 ) -> dict[str, dict[str, Any]]:
     """What each method is: bytes of its arrays, its training, its files' fingerprints.
+
+    Args:
+        config: the settings.
+        task: has the folders.
+        names: of the methods.
+        shipped: the task's target.
 
     Raises:
         errors.InputError: a method cannot be loaded.
@@ -188,7 +211,7 @@ def describe(
     for name in names:
         own = task.decode_config(config, name)
         try:
-            pair = build.build_pair(own)
+            pair = build.build_pair(own, shipped)
         except errors.InputError as error:
             raise errors.InputError(
                 f"the method {name} of {task.name}: {error}"
@@ -229,6 +252,7 @@ def run_level(
     task: Task,
     level: str,
     names: Sequence[str],
+    shipped: build.Target,
     store: cells.Cells,
     show: Any,
 ) -> list[cells.Row]:
@@ -239,11 +263,14 @@ def run_level(
         task: the lines.
         level: of ``config.level``.
         names: of the methods.
+        shipped: the task's target, which acceptance is counted on.
         store: has what is done already.
         show: tells what is under way.
     """
     own = config.level[level]
-    plain = build.load_target(task.decode_config(config, names[0], own.widen))
+    plain = shipped
+    if own.widen:
+        plain = build.load_target(task.decode_config(config, names[0], own.widen))
     rows = task.rows[: own.lines]
     parts = list(batches.inference_batches(rows, 1, build.buckets(config)))
     made = []
@@ -268,7 +295,7 @@ def run_level(
             show(f"{task.name}, {level}, {mode}: {name}")
             counted = store.get(
                 {"task": task.name, "method": name, "mode": mode},
-                functools.partial(count, config, task, name, mode),
+                functools.partial(count, config, task, name, mode, shipped),
             )
             if costs is None or counted is None:
                 continue  # the store lists what failed
@@ -298,10 +325,14 @@ def sampling_of(
 
 
 def count(
-    config: ml_collections.ConfigDict, task: Task, name: str, mode: str
+    config: ml_collections.ConfigDict,
+    task: Task,
+    name: str,
+    mode: str,
+    shipped: build.Target,
 ) -> dict[str, Any]:
     """Acceptance of a method at the greatest draft length, all lines in one batch."""
-    pair = build.build_pair(task.decode_config(config, name))
+    pair = build.build_pair(task.decode_config(config, name), shipped)
     draws = 1 if mode == "greedy" else config.seeds
     rows = [row for row in task.rows for _ in range(draws)]
     (part,) = batches.inference_batches(rows, len(rows), build.buckets(config)[-1:])

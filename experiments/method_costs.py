@@ -149,45 +149,37 @@ def run(
     """
     gamma = int(best["gamma"])
     mode = side_by_side.Mode("", work.sampling, None, gamma)
-    seconds = np.zeros(2)
-    tokens, stats, mismatches, plain_passes = np.zeros(2), [], [], 0
-    warm = set()
+    tally, warm = side_by_side.Tally(), set[int]()
     for part in work.parts:
         shape = part.inputs.shape[1]
-        both = side_by_side.time_batch(
+        timed = side_by_side.time_batch(
             setup, part, work.keys, mode, work.rounds, shape not in warm
         )
         warm.add(shape)
-        seconds += both.seconds
-        tokens += [int(np.sum(own.stats.emitted)) for own in both.outputs]
-        stats.append(both.outputs[1].stats)
-        plain_passes += int(np.max(both.outputs[0].stats.target_calls))
-        if setup.one_text(mode):
-            mismatches += baseline.differences(
-                work.target, part, work.keys, *both.outputs, work.sampling
-            )
-    merged = metrics.merge(stats)
-    calls = int(np.sum(merged.target_calls))
-    count = len(work.parts)
+        side_by_side.add_batch(tally, setup, part, work.keys, mode, timed)
+    merged = metrics.merge(tally.stats)
+    tokens, count = int(np.sum(merged.emitted)), len(work.parts)
     whole = theory.speedup_from_counts(
-        plain_passes,
-        calls,
+        tally.plain_passes,
+        tally.speculative_passes,
         gamma,
         best["c"],
         best["v"],
         count * costs["encode"] / costs["step"],
         count * set_up_seconds(setup, work, gamma, costs) / costs["step"],
     )
+    # Per token: sampled outputs of the two ways differ in length.
+    plain_speed = tally.plain_tokens / tally.plain_seconds
+    speed = tokens / tally.speculative_seconds
     return {
-        "speedup": float((seconds[0] / tokens[0]) / (seconds[1] / tokens[1])),
-        # Per token: sampled outputs of the two ways differ in length.
-        "predicted_whole": whole * float(tokens[1] / tokens[0]),
-        "tokens_per_second": float(tokens[1] / seconds[1]),
-        "plain_tokens_per_second": float(tokens[0] / seconds[0]),
+        "speedup": speed / plain_speed,
+        "predicted_whole": whole * tokens / tally.plain_tokens,
+        "tokens_per_second": speed,
+        "plain_tokens_per_second": plain_speed,
         "tokens_per_call": metrics.block_efficiency(merged),
         "drafted_per_call": metrics.draft_length(merged),
         "lines": count,
-        "mismatches": len(mismatches),
+        "mismatches": len(tally.mismatches),
     }
 
 

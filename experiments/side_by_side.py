@@ -294,6 +294,20 @@ def decode_batch(
 ) -> tuple[DecodeOutput, DecodeOutput]:
     """Decodes one batch both ways and adds medians to the tally."""
     timed = time_batch(setup, part, keys, mode, repeats, is_new_shape)
+    add_batch(tally, setup, part, keys, mode, timed)
+    tally.agreements.append(_agreement(setup, part, mode, timed.outputs[0]))
+    return timed.outputs
+
+
+def add_batch(
+    tally: Tally,
+    setup: Setup,
+    part: batches.InferenceBatch,
+    keys: jax.Array,
+    mode: Mode,
+    timed: Timed,
+) -> None:
+    """Adds a batch's seconds, counts and mismatches to a tally."""
     plain_output, fast_output = timed.outputs
     tally.compile_seconds += timed.compile_seconds
     tally.plain_seconds += timed.seconds[0]
@@ -304,12 +318,10 @@ def decode_batch(
     tally.plain_passes += int(np.max(plain_output.stats.target_calls))
     tally.speculative_passes += int(np.max(fast_output.stats.target_calls))
     tally.stats.append(fast_output.stats)
-    tally.agreements.append(_agreement(setup, part, mode, plain_output))
     if setup.one_text(mode):
         tally.mismatches += baseline.differences(
             setup.pair.target, part, keys, plain_output, fast_output, mode.sampling
         )
-    return plain_output, fast_output
 
 
 def _cut(setup: Setup, part: batches.InferenceBatch, output: DecodeOutput) -> int:

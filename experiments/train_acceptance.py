@@ -159,7 +159,8 @@ def places(
 
 def loss(logits: np.ndarray, wanted: np.ndarray) -> float:
     """Mean cross entropy of log-odds against probabilities, in nats."""
-    return float(np.mean(np.logaddexp(0, logits) - wanted * logits))
+    given = (jnp.asarray(own, jnp.float32) for own in (logits, wanted))
+    return float(jnp.mean(acceptance.cross_entropy(*given)))
 
 
 def least_loss(wanted: np.ndarray) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from specjax.errors import InputError
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Noise
@@ -135,6 +138,37 @@ class SlotLogits:
     anchor: Int[Array, "B Q"]
     slot: Int[Array, "B Q"]
 
+    @classmethod
+    def of_blocks(
+        cls,
+        logits: Float[Array, "B A G V"],
+        *,
+        first: int = 0,
+        end: int | None = None,
+    ) -> SlotLogits:
+        """Whole blocks of all anchors from one on.
+
+        Args:
+            logits: of each slot of each anchor.
+            first: the first anchor.
+            end: slots that stand this many places into the text, or more, become
+                padding; None: they stay, for whoever judges them to leave out.
+        """
+        batch, anchors, gamma = logits.shape[:3]
+        anchor, slot = jnp.meshgrid(
+            jnp.arange(first, first + anchors, dtype=jnp.int32),
+            jnp.arange(gamma, dtype=jnp.int32),
+            indexing="ij",
+        )
+        if end is not None:
+            anchor = jnp.where(anchor + slot < end, anchor, -1)
+        shape = (batch, anchors * gamma)
+        return cls(
+            logits=logits.reshape(*shape, -1),
+            anchor=jnp.broadcast_to(anchor.reshape(1, -1), shape),
+            slot=jnp.broadcast_to(slot.reshape(1, -1), shape),
+        )
+
 
 class StoredDrafter(Drafter, Protocol):
     """A drafter with arrays of its own, which `drafters.files` keeps in a folder."""
@@ -198,3 +232,22 @@ class TrainableDrafter(StoredDrafter, Protocol):
 def node_keys(noise: Noise, node: int | Array, depth: int | Array) -> Array:
     """The key of one drafted node, in every row."""
     return jax.vmap(lambda row: row.key(node, depth))(noise)
+
+
+def check_known(
+    settings: Collection[str], known: Collection[str], drafter: str
+) -> None:
+    """Refuses settings that a drafter has not.
+
+    Args:
+        settings: names that are given.
+        known: names that it has.
+        drafter: how it is named in the message.
+
+    Raises:
+        InputError: naming the first of them.
+    """
+    for name in settings:
+        if name not in known:
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise InputError(f"{drafter} has no setting {name!r}: {has}")

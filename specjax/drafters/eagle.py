@@ -11,7 +11,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.drafters.base import Committed, SlotLogits
+from specjax.drafters.base import Committed, SlotLogits, check_known
 from specjax.drafters.chain import (
     LengthState,
     Pass,
@@ -122,11 +122,7 @@ class EagleDrafter:
         """
         config = narrow.made_for(target, settings.get("shape"))
         depth = config.num_decoder_layers
-        unknown = sorted(settings.keys() - {"taps", "shape"})
-        if unknown:
-            raise InputError(
-                f"an eagle drafter has no setting {unknown[0]!r}: it has taps, shape"
-            )
+        check_known(settings, ("taps", "shape"), cls.kind)
         usual = sorted({0, depth // 2, depth - 1})
         taps = _check_taps(settings.get("taps", usual), depth)
         width, dtype = config.d_model, target.dtype
@@ -299,18 +295,7 @@ class EagleDrafter:
                 x, mixed, encoded.cross[0], invisible, Dropout(None, 0.0)
             )
             logits.append(narrow.head_logits(target, self.head_norm(hidden)))
-        slot_of, anchor_of = jnp.meshgrid(
-            jnp.arange(gamma, dtype=jnp.int32),
-            jnp.arange(size, dtype=jnp.int32),
-            indexing="ij",
-        )
-        anchor_of = jnp.where(anchor_of + slot_of < size, anchor_of, -1)
-        shape = (batch, gamma * size)
-        return SlotLogits(
-            logits=jnp.concatenate(logits, axis=1),
-            anchor=jnp.broadcast_to(anchor_of.reshape(1, -1), shape),
-            slot=jnp.broadcast_to(slot_of.reshape(1, -1), shape),
-        )
+        return SlotLogits.of_blocks(jnp.stack(logits, axis=2), end=size)
 
     def _encode(self, target: Any, encoded: Encoded) -> Encoded:
         """The target's result, of the layer's width, with its keys and values of it."""

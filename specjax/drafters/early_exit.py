@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx, struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.drafters.base import Committed, SlotLogits
+from specjax.drafters.base import Committed, SlotLogits, check_known
 from specjax.drafters.model import ModelDrafter, ModelDraftState
 from specjax.errors import InputError
 from specjax.models import narrow
@@ -88,12 +88,7 @@ class EarlyExitDrafter:
             "adapter": "layer",
             "shape": None,
         }
-        unknown = sorted(settings.keys() - usual.keys())
-        if unknown:
-            raise InputError(
-                f"an early exit has no setting {unknown[0]!r}: it has "
-                f"{', '.join(usual)}"
-            )
+        check_known(settings, usual, cls.kind)
         own = usual | settings
         layers, name = own["layers"], own["adapter"]
         whole = isinstance(layers, int) and not isinstance(layers, bool)
@@ -191,21 +186,10 @@ class EarlyExitDrafter:
         """All anchors; slot i of anchor t is slot 0 of anchor t + i."""
         model = self._drafter(target).model
         output, _ = model.decode(fed, None, model.encode_shared(encoded))
-        batch, size = fed.shape
-        anchor, slot = jnp.meshgrid(
-            jnp.arange(size, dtype=jnp.int32),
-            jnp.arange(gamma, dtype=jnp.int32),
-            indexing="ij",
-        )
-        row = anchor + slot
-        shape = (batch, size * gamma)
-        return SlotLogits(
-            logits=output.logits[:, jnp.minimum(row, size - 1).ravel()],
-            anchor=jnp.broadcast_to(
-                jnp.where(row < size, anchor, -1).reshape(-1), shape
-            ),
-            slot=jnp.broadcast_to(slot.reshape(-1), shape),
-        )
+        size = fed.shape[1]
+        row = jnp.arange(size)[:, None] + jnp.arange(gamma)[None]
+        logits = output.logits[:, jnp.minimum(row, size - 1)]
+        return SlotLogits.of_blocks(logits, end=size)
 
     def _drafter(self, target: Any) -> ModelDrafter:
         """What drafts, which lives within a call alone: it holds the target."""

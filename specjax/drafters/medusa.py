@@ -9,17 +9,15 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.drafters.base import Committed, SlotLogits
-from specjax.drafters.chain import Pass, draft_chain
+from specjax.drafters.base import Committed, SlotLogits, check_known
+from specjax.drafters.slots import check_slots, draft_slots
 from specjax.errors import InputError
+from specjax.models import narrow
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.models.dense import dense
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Noise
 
-# How the token of a slot is found: the likeliest, or drawn. Heads do not see what the
-# ones before them have drawn, so that drawn tokens often do not fit together.
-SLOTS = ("argmax", "sampled")
 _EPS = 1e-6
 
 
@@ -57,8 +55,8 @@ class MedusaDrafter:
         down: of the low-rank projection; None: the target's head serves.
         up: of the same.
         tap: the target's layer that is read (static).
-        slots: one of `SLOTS` (static). "argmax" has a one-hot law: a token is accepted
-            with the target's probability of it, at any temperature.
+        slots: one of `slots.SLOTS` (static). "argmax" has a one-hot law: a token is
+            accepted with the target's probability of it, at any temperature.
     """
 
     scale: Float[Array, " D"]
@@ -83,7 +81,7 @@ class MedusaDrafter:
             settings: ``heads``, most tokens of a block (4); ``rank`` of an own
                 vocabulary projection, 0 for the target's (0); ``tap``, a layer of the
                 target (its last); ``width``, how much of its hidden state is read (all
-                of it); ``slots``, one of `SLOTS` ("argmax").
+                of it); ``slots``, one of `slots.SLOTS` ("argmax").
             key: not used: nothing is random.
 
         Raises:
@@ -104,20 +102,14 @@ class MedusaDrafter:
             "tap": (0, config.num_decoder_layers - 1),
             "width": (1, config.d_model),
         }
-        for name, value in own.items():
-            if name not in usual:
-                raise InputError(
-                    f"a medusa drafter has no setting {name!r}: it has "
-                    f"{', '.join(usual)}"
-                )
-            if name == "slots":
-                continue
-            low, high = least[name]
+        check_known(settings, usual, cls.kind)
+        for name, (low, high) in least.items():
+            value = own[name]
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not whole or value < low or (high is not None and value > high):
                 wanted = f"{low} or more" if high is None else f"{low} to {high}"
                 raise InputError(f"medusa's {name} is {value!r}: {wanted}")
-        _check_slots(own["slots"])
+        check_slots(own["slots"])
         width, rank = own["width"], own["rank"]
         down = up = None
         if rank:
@@ -169,7 +161,7 @@ class MedusaDrafter:
                 f"gamma is {gamma} and the medusa drafter has {heads} heads: at most "
                 "one token per head can be drafted"
             )
-        _check_slots(self.slots)
+        check_slots(self.slots)
         return gamma
 
     def init(
@@ -203,21 +195,12 @@ class MedusaDrafter:
         """All heads at once; tokens are then chosen, or drawn, one after another."""
         self.nodes(gamma)
         logits = self._logits(target, state.hidden[:, None], gamma)[:, 0]
-
-        def advance(token: Array, head: Array) -> Pass:
-            own = jax.lax.dynamic_index_in_dim(logits, head, axis=1, keepdims=False)
-            return Pass(logits=own, hidden=None, memory=head + 1)
-
-        if self.slots == "argmax":
-            # Controls and dead rows hold for chosen tokens too.
-            sampling = sampling.replace(temperature=None, top_k=None, top_p=None)
-        block, _, _ = draft_chain(
-            Pass(logits=logits[:, 0], hidden=None, memory=jnp.int32(1)),
-            advance,
+        block = draft_slots(
+            logits,
+            self.slots,
             noise=noise,
             tokens=tokens,
             length=length,
-            gamma=gamma,
             sampling=sampling,
             vocab_size=target.vocab_size,
         )
@@ -255,18 +238,8 @@ class MedusaDrafter:
                 f"gamma is {gamma} and the medusa drafter has {heads} heads: it is "
                 "trained on blocks of one token per head"
             )
-        batch, anchors = fed.shape[0], fed.shape[1] - 1
         hidden = features[0][:, :-1, : self.scale.shape[0]]
-        logits = self._logits(target, hidden, gamma)
-        anchor, slot = jnp.meshgrid(
-            jnp.arange(1, anchors + 1), jnp.arange(gamma), indexing="ij"
-        )
-        shape = (batch, anchors * gamma)
-        return SlotLogits(
-            logits=logits.reshape(*shape, -1),
-            anchor=jnp.broadcast_to(anchor.reshape(1, -1), shape),
-            slot=jnp.broadcast_to(slot.reshape(1, -1), shape),
-        )
+        return SlotLogits.of_blocks(self._logits(target, hidden, gamma), first=1)
 
     def _logits(
         self, target: EncoderDecoder, hidden: Float[Array, "B T D"], gamma: int
@@ -278,9 +251,7 @@ class MedusaDrafter:
         added = jax.nn.silu(dense(normed, self.heads[:gamma]))
         ahead = normed[..., None, :] + added
         if self.down is None or self.up is None:
-            width = self.scale.shape[0]
-            ahead = ahead * jnp.asarray(_head_scale(target, width), ahead.dtype)
-            return dense(ahead, _head(target, width), jnp.float32)
+            return narrow.head_logits(target, ahead)
         return dense(dense(ahead, self.down), self.up, jnp.float32)
 
 
@@ -291,8 +262,3 @@ def _head(target: Any, width: int) -> Float[Array, "V D"]:
 
 def _head_scale(target: Any, width: int) -> float:
     return width**-0.5 if target.config.scaled_head else 1.0
-
-
-def _check_slots(slots: str) -> None:
-    if slots not in SLOTS:
-        raise InputError(f"slots is {slots!r}: it must be one of {', '.join(SLOTS)}")

@@ -24,8 +24,8 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.drafters.base import Committed, SlotLogits
-from specjax.drafters.chain import Pass, draft_chain
+from specjax.drafters.base import Committed, SlotLogits, check_known
+from specjax.drafters.slots import check_slots, draft_slots
 from specjax.errors import InputError
 from specjax.models.base import Cache, Encoded, EncoderDecoder, encode_draft
 from specjax.models.dense import dense
@@ -36,12 +36,6 @@ from specjax.models.t5_config import T5Config
 from specjax.sampling import Sampling, draw_distinct
 from specjax.types import DraftBlock, Noise
 
-# How the token of a slot is found: the likeliest, which then stands for sure (a one-hot
-# law), or drawn. Drawn slots that know nothing of each other's tokens do not fit
-# together: at temperature 1 a block of a public drafter had 1.2 accepted tokens where
-# argmax had 3 (github.com/z-lab/dflash/issues/169). Noise that the target shares
-# (`verify.coupled_verify`) joins them again, and so does a Markov head.
-SLOTS = ("argmax", "sampled")
 _USUAL: dict[str, Any] = {
     "max_gamma": 8,
     "markov_rank": 0,
@@ -98,7 +92,7 @@ class ParallelDrafter:
             on. They are no ids, so that any vocabulary will do.
         markov: corrects each slot but the first by the token before it, left to right:
             law row i stays the law of its token given those before. None: none.
-        slots: one of `SLOTS` (static).
+        slots: one of `slots.SLOTS` (static).
         keep: training: slot i has ``max(keep**i, keep_least)`` of a text's places
             (static).
         keep_least: see `keep` (static).
@@ -162,9 +156,9 @@ class ParallelDrafter:
             settings: ``max_gamma``, the longest block (8); ``first_sentinel``, the id
                 of <extra_id_0>, from which the vocabulary's sentinels count down: their
                 embeddings are where this drafter's start (None: the mean of all);
-                ``markov_rank``, 0 for no Markov head (0); ``slots``, one of `SLOTS`
-                ("sampled" with a Markov head, else "argmax"); ``keep`` (0.7) and
-                ``keep_least`` (0.2).
+                ``markov_rank``, 0 for no Markov head (0); ``slots``, one of
+                `slots.SLOTS` ("sampled" with a Markov head, else "argmax"); ``keep``
+                (0.7) and ``keep_least`` (0.2).
             key: initialises the Markov head.
 
         Raises:
@@ -210,7 +204,7 @@ class ParallelDrafter:
         Raises:
             InputError: there are too few sentinels, or `slots` is none that is known.
         """
-        _check_slots(self.slots)
+        check_slots(self.slots)
         if gamma > self.max_gamma:
             raise InputError(
                 f"gamma is {gamma} and the drafter has {len(self.sentinels)} sentinels:"
@@ -277,23 +271,15 @@ class ParallelDrafter:
         )
         assert cache is not None  # only teacher forcing keeps nothing
 
-        def advance(token: Array, slot: Array) -> Pass:
-            own = jax.lax.dynamic_index_in_dim(logits, slot, axis=1, keepdims=False)
-            if self.markov is not None:
-                own = own + self.markov(token)
-            return Pass(own, None, slot + 1)
-
-        if not self.samples:
-            sampling = sampling.replace(temperature=None, top_k=None, top_p=None)
-        block, _, _ = draft_chain(
-            Pass(logits[:, 0], None, jnp.array(1, jnp.int32)),
-            advance,
+        block = draft_slots(
+            logits,
+            self.slots,
             noise=noise,
             tokens=tokens,
             length=length,
-            gamma=gamma,
             sampling=sampling,
             vocab_size=target.vocab_size,
+            after=self.markov,
         )
         return block, state.replace(cache=cache.replace(length=length))
 
@@ -415,12 +401,7 @@ def _checked(settings: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     Raises:
         InputError: naming the first that is wrong.
     """
-    for name in settings:
-        if name not in _USUAL:
-            raise InputError(
-                f"a parallel drafter has no setting {name!r}: it has "
-                f"{', '.join(_USUAL)}"
-            )
+    check_known(settings, _USUAL, ParallelDrafter.kind)
     own = _USUAL | settings
     for name, least in (("max_gamma", 2), ("markov_rank", 0)):
         value = own[name]
@@ -431,7 +412,7 @@ def _checked(settings: dict[str, Any], vocab_size: int) -> dict[str, Any]:
         if not isinstance(value, int | float) or not 0 <= value <= 1:
             raise InputError(f"{name} is {value!r}: a share, from 0 to 1")
     if own["slots"] is not None:
-        _check_slots(own["slots"])
+        check_slots(own["slots"])
     first = own["first_sentinel"]
     if first is not None:
         whole = isinstance(first, int) and not isinstance(first, bool)
@@ -442,8 +423,3 @@ def _checked(settings: dict[str, Any], vocab_size: int) -> dict[str, Any]:
                 f"from {least} to {vocab_size - 1}, since others count down from it"
             )
     return own
-
-
-def _check_slots(slots: str) -> None:
-    if slots not in SLOTS:
-        raise InputError(f"slots is {slots!r}: it must be one of {', '.join(SLOTS)}")

@@ -16,7 +16,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.drafters.base import Committed
+from specjax.drafters.base import Committed, check_known
 from specjax.drafters.matching import (
     Sources,
     check_longest,
@@ -128,12 +128,7 @@ class SuffixDrafter:
         Raises:
             InputError: a setting that is not known or means nothing.
         """
-        known = cls().settings()
-        for name in settings:
-            if name not in known:
-                raise InputError(
-                    f"suffix has no setting {name!r}: it has {', '.join(known)}"
-                )
+        check_known(settings, cls().settings(), cls.kind)
         own = dict(settings)
         capacity = own.pop("capacity", _CAPACITY)
         made = cls(None if capacity is None else Finished.empty(capacity), **own)

@@ -15,7 +15,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.drafters.base import Committed
+from specjax.drafters.base import Committed, check_known
 from specjax.drafters.chain import (
     LengthState,
     Pass,
@@ -157,7 +157,7 @@ class UnigramDrafter(_TableDrafter):
         Raises:
             InputError: there is a setting.
         """
-        _check_known(settings, (), cls.kind)
+        check_known(settings, (), cls.kind)
         return cls(jnp.zeros(target.vocab_size, jnp.int32))
 
     def settings(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class BigramDrafter(_TableDrafter):
         Raises:
             InputError: another setting, or K below 1.
         """
-        _check_known(settings, ("successors",), cls.kind)
+        check_known(settings, ("successors",), cls.kind)
         successors = settings.get("successors", _SUCCESSORS)
         return count_tables([], target.vocab_size, successors=successors)
 
@@ -307,10 +307,3 @@ def count_tables(
         total=whole(np.bincount(before, minlength=vocab_size)),
         distinct=whole(distinct),
     )
-
-
-def _check_known(settings: dict[str, Any], known: Sequence[str], kind: str) -> None:
-    for name in settings:
-        if name not in known:
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            raise InputError(f"{kind} has no setting {name!r}: {has}")
