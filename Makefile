@@ -14,10 +14,16 @@ WORKDIR ?=
 WORKERS ?= 2
 ARGS ?=
 
-PIP = -m pip --disable-pip-version-check install --quiet
+# Bytecode is made where a module is imported: most never are.
+PIP = -m pip --disable-pip-version-check install --quiet --no-compile
 # A file stays with one worker, so that each program is compiled once.
 PYTEST = -m pytest -n $(WORKERS) --dist loadfile --durations=20
 QUICK = -m "not slow and not parity"
+# Most of what the quick tests take is compiling: theirs does less, and the slow tests run
+# as users do. XLA's older emitters of fusions halve what is left; jax 0.12 has lost their
+# flag, and dies of those that it does not know.
+QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
+OLDER = XLA_FLAGS="$(strip $(XLA_FLAGS) --xla_cpu_use_fusion_emitters=false)"
 
 # Prints the first interpreter of versions $(1), on PATH or among pyenv's, that runs.
 # (A pyenv shim on PATH that only prints an error is passed over.)
@@ -59,7 +65,7 @@ bench: $(VENV)/.core  ## time decoder steps against the memory bandwidth of this
 	  --workdir=$(or $(WORKDIR),runs/bench) $(ARGS)
 
 test: $(VENV)/.dev  ## the tests that need neither torch nor patience
-	$(VENV)/bin/python $(PYTEST) $(QUICK) $(ARGS)
+	$(QUICKLY) $(OLDER) $(VENV)/bin/python $(PYTEST) $(QUICK) $(ARGS)
 
 test-slow: $(VENV)/.dev  ## the slow tests
 	$(VENV)/bin/python $(PYTEST) -m "slow and not parity" $(ARGS)
@@ -68,10 +74,10 @@ test-parity: $(VENV)/.peers  ## the tests that compare with torch and transforme
 	$(VENV)/bin/python $(PYTEST) -m parity $(ARGS)
 
 test-newest: .venv-newest/.test  ## the tests on Python 3.13 with the newest jax and flax
-	.venv-newest/bin/python $(PYTEST) $(QUICK) $(ARGS)
+	$(QUICKLY) .venv-newest/bin/python $(PYTEST) $(QUICK) $(ARGS)
 
 test-colab: .venv-colab/.test  ## the tests on Python 3.13 with the jax that Colab has
-	.venv-colab/bin/python $(PYTEST) $(QUICK) $(ARGS)
+	$(QUICKLY) .venv-colab/bin/python $(PYTEST) $(QUICK) $(ARGS)
 
 # One after the other, also under `make -j`: each uses all the workers.
 test-all:  ## the tests on all three sets of versions

@@ -62,6 +62,8 @@ def get_config() -> ml_collections.ConfigDict:
                 medusa=_method("medusa", "medusa"),
                 eagle=_method("eagle", "eagle"),
                 parallel=_method("parallel", "parallel"),
+                # Its weights a token at a time: where one pass breaks even.
+                parallel_chain=_method("parallel_chain", "parallel"),
                 quantized=_method("quantized"),
             ),
             gamma=7,  # the most that is drafted; each method's best is looked for

@@ -32,9 +32,9 @@ def batch_keys(keys: jax.Array, part: batches.InferenceBatch) -> jax.Array:
     return keys[np.maximum(part.rows, 0)]
 
 
-def batch_budget(part: batches.InferenceBatch, max_length: int) -> jax.Array:
-    """No tokens for rows that only fill the batch."""
-    return jnp.where(jnp.asarray(part.valid), max_length, 0)
+def batch_budget(part: batches.InferenceBatch, most: int) -> jax.Array:
+    """No tokens for rows that only fill the batch, at most so many for others."""
+    return jnp.where(jnp.asarray(part.valid), most, 0)
 
 
 def decode(
@@ -43,6 +43,7 @@ def decode(
     keys: jax.Array,
     sampling: Sampling,
     max_length: int,
+    budget: int | None = None,
 ) -> DecodeOutput:
     """Decodes a batch with the model alone.
 
@@ -52,6 +53,7 @@ def decode(
         keys: one key per row of the whole file.
         sampling: how tokens are drawn.
         max_length: decoder tokens, start token included.
+        budget: tokens that a row may write; None: what `max_length` leaves.
     """
     return autoregressive_generate(
         model,
@@ -60,7 +62,7 @@ def decode(
         batch_keys(keys, part),
         sampling=sampling,
         max_length=max_length,
-        budget=batch_budget(part, max_length),
+        budget=batch_budget(part, max_length if budget is None else budget),
         eos_id=model.config.eos_id,
     )
 
@@ -72,6 +74,7 @@ def speculate(
     keys: jax.Array,
     *,
     max_length: int,
+    budget: int | None = None,
     **settings: Any,
 ) -> DecodeOutput:
     """Decodes a batch with a draft in front of the target.
@@ -82,6 +85,7 @@ def speculate(
         part: the batch.
         keys: one key per row of the whole file.
         max_length: decoder tokens, start token included.
+        budget: tokens that a row may write; None: what `max_length` leaves.
         **settings: of `speculative_generate`.
     """
     return speculative_generate(
@@ -91,7 +95,7 @@ def speculate(
         jnp.asarray(part.mask),
         batch_keys(keys, part),
         max_length=max_length,
-        budget=batch_budget(part, max_length),
+        budget=batch_budget(part, max_length if budget is None else budget),
         eos_id=target.config.eos_id,
         **settings,
     )
@@ -143,9 +147,10 @@ def decode_all(
     keys: jax.Array,
     sampling: Sampling,
     max_length: int,
+    budget: int | None = None,
 ) -> list[DecodeOutput]:
     """`decode` of each of a file's batches."""
-    return [decode(model, part, keys, sampling, max_length) for part in parts]
+    return [decode(model, part, keys, sampling, max_length, budget) for part in parts]
 
 
 def alpha(

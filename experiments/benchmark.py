@@ -25,7 +25,7 @@ from absl import flags
 
 from configs import bench
 from experiments import build, command
-from specjax import errors, metrics
+from specjax import errors, metrics, roofline
 from specjax.decoding import autoregressive_generate
 from specjax.drafters.ngram import NgramDrafter
 from specjax.models import t5, t5_config
@@ -60,7 +60,7 @@ def main(
     workdir.mkdir(parents=True, exist_ok=True)
     console = Console()
     model = random_model(shape, dtype, config.seed)
-    streamed = streamed_parameters(shape) * jnp.dtype(dtype).itemsize
+    streamed = roofline.decoder_parameters(shape) * jnp.dtype(dtype).itemsize
     with console.status(f"timing passes of {fed} tokens"):
         costs = {m: time_pass(model, m, config) for m in fed if m > 1}
         # Before the reader's own buffer, which no decoding needs.
@@ -108,26 +108,6 @@ def random_model(shape: t5_config.T5Config, dtype: Any, seed: int) -> t5.T5:
 
     abstract = jax.eval_shape(lambda key: t5.T5(shape, key), jax.random.key(0))
     return jax.tree.map(fill, abstract)
-
-
-def streamed_parameters(shape: t5_config.T5Config) -> int:
-    """Parameters that a decoder step reads.
-
-    Not the encoder, the embedding's other rows, or the cross-attention's key and value
-    projections, which `encode` has used up.
-    """
-    cross = 2 * shape.d_attention * shape.d_model * shape.num_decoder_layers
-    attention = 4 * shape.d_attention * shape.d_model
-    feed_forward = (3 if shape.gated else 2) * shape.d_ff * shape.d_model
-    norms = (3 * shape.num_decoder_layers + 1) * shape.d_model
-    tables = shape.num_decoder_layers if shape.bias_per_layer else 1
-    return (
-        shape.num_decoder_layers * (2 * attention + feed_forward)
-        - cross
-        + norms
-        + tables * shape.num_buckets * shape.num_heads
-        + shape.vocab_size * shape.d_model
-    )
 
 
 def reader(nbytes: int) -> Callable[[], Any]:

@@ -381,7 +381,7 @@ def parse_gamma(value: Any, depth: int | None = None) -> int | None:
         return _GAMMA
     if value == "auto":
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not errors.is_whole(value) or value < 1:
         raise errors.InputError(
             f"config.gamma is {value!r}: it must be a whole number of drafted tokens, "
             "at least 1, or auto (which may decide for plain decoding)"

@@ -130,6 +130,12 @@ DRAFTERS: Mapping[str, Kind] = {
         "drafter",
         samples=True,
     ),
+    # The same weights a token at a time.
+    "parallel_chain": Kind(
+        lambda parts: ModelDrafter(load_trained(ParallelDrafter, parts).model),
+        "drafter",
+        samples=True,
+    ),
     "trimmed": Kind(
         lambda parts: ModelDrafter(build_wrapped.trim_model(parts)),
         "model",

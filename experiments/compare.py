@@ -36,8 +36,8 @@ from specjax import errors, metrics
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
 from specjax.drafters import files
+from specjax.report import break_even, plots
 from specjax.report import methods as report
-from specjax.report import plots
 from specjax.sampling import Sampling
 from specjax.verify import token_verify
 
@@ -121,8 +121,13 @@ def check(config: ml_collections.ConfigDict) -> list[str]:
 
 def write(rows: list[cells.Row], failed: list[str], workdir: pathlib.Path) -> None:
     """Writes the reports of what is known so far."""
-    command.write_json(workdir / "metrics.json", {"rows": rows, "failed": failed})
-    (workdir / "methods.md").write_text(report.markdown(rows), encoding="utf-8")
+    passes = break_even.compare(rows)
+    command.write_json(
+        workdir / "metrics.json",
+        {"rows": rows, "one_pass": passes, "failed": failed},
+    )
+    tables = (report.markdown(rows), break_even.markdown(passes))
+    (workdir / "methods.md").write_text("\n".join(tables), encoding="utf-8")
     report.write_csv(rows, workdir / "methods.csv")
     report.plot(rows, workdir / "methods.png")
 
@@ -268,28 +273,43 @@ def run_level(
         show: tells what is under way.
     """
     own = config.level[level]
-    plain = shipped
-    if own.widen:
-        plain = build.load_target(task.decode_config(config, names[0], own.widen))
     rows = task.rows[: own.lines]
     parts = list(batches.inference_batches(rows, 1, build.buckets(config)))
-    made = []
-    for mode in MODES:
-        work = method_costs.Work(
-            target=plain.model,
+
+    @functools.cache  # and not before a cell asks for it: a wide one is large
+    def plain() -> build.Target:
+        if not own.widen:
+            return shipped
+        return build.load_target(task.decode_config(config, names[0], own.widen))
+
+    def work(mode: str) -> method_costs.Work:
+        return method_costs.Work(
+            target=plain().model,
             parts=parts,
             keys=build.row_keys(config.seed, len(rows)),
-            sampling=sampling_of(config, mode, plain.num_tokens),
+            sampling=sampling_of(config, mode, plain().num_tokens),
             max_length=config.max_length,
             gamma=config.gamma,
             seconds=config.timing.seconds,
             repeats=config.timing.repeats,
             rounds=own.repeats,
         )
+
+    def alone(mode: str) -> cells.Row:
+        return method_costs.target_costs(work(mode))
+
+    def measured(
+        name: str, mode: str, counted: cells.Row, costs: cells.Row
+    ) -> cells.Row:
+        settings = task.decode_config(config, name, own.widen)
+        return measure(settings, plain(), work(mode), counted, costs)
+
+    made = []
+    for mode in MODES:
         show(f"{task.name}, {level}, {mode}: the target alone")
         costs = store.get(
             {"task": task.name, "level": level, "mode": mode},
-            functools.partial(method_costs.target_costs, work),
+            functools.partial(alone, mode),
         )
         for name in names:
             show(f"{task.name}, {level}, {mode}: {name}")
@@ -299,20 +319,12 @@ def run_level(
             )
             if costs is None or counted is None:
                 continue  # the store lists what failed
+            key = {"task": task.name, "level": level, "mode": mode, "method": name}
             found = store.get(
-                {"task": task.name, "level": level, "mode": mode, "method": name},
-                functools.partial(
-                    measure,
-                    task.decode_config(config, name, own.widen),
-                    plain,
-                    work,
-                    counted,
-                    costs,
-                ),
+                key, functools.partial(measured, name, mode, counted, costs)
             )
             if found is not None:
-                key = {"task": task.name, "level": level, "mode": mode, "method": name}
-                made.append(key | found | counted)
+                made.append(key | found | counted | {"widened": bool(own.widen)})
     return made
 
 

@@ -25,9 +25,10 @@ _OF_A_PAIR = (
     "gamma draws tokens sampling task_prefix buckets max_length batch_size dtype"
 ).split()
 
-# Decodes batches: with one key per row of the file, and drawn so.
+# Decodes batches: with one key per row of the file, drawn so, at most so many tokens a
+# row.
 Texts = Callable[
-    [Sequence[batches.InferenceBatch], jax.Array, Sampling], list[DecodeOutput]
+    [Sequence[batches.InferenceBatch], jax.Array, Sampling, int], list[DecodeOutput]
 ]
 
 
@@ -191,27 +192,27 @@ def on_pair(
         own, other = jax.random.split(
             jax.random.fold_in(loaded.keys[0], len(many)), (2, len(many))
         )
-        plain: Texts = functools.partial(
-            baseline.decode_all, loaded.pair.target, max_length=config.max_length
-        )
-        lines = loaded.parts, loaded.keys
-        texts, coupled_to = plain(*lines, greedy), plain(*lines, sampled)
-        samples = _first(parts, plain(parts, own, sampled), len(many), config.tokens)
+        plain: Texts = functools.partial(_alone, loaded, config.max_length)
+        lines, whole = (loaded.parts, loaded.keys), config.max_length
+        texts, coupled_to = plain(*lines, greedy, whole), plain(*lines, sampled, whole)
+        # Of samples no more is written than is compared.
+        samples = _first(parts, plain(parts, own, sampled, config.tokens), len(many))
         bar.advance(task)
         found = []
         for subject in subjects:
             drafted = _drafted(loaded, subject, config)
             seen = _first(
-                parts, drafted(parts, other, sampled), len(many), config.tokens
+                parts, drafted(parts, other, sampled, config.tokens), len(many)
             )
             p_values = [
                 statistics.two_sample_p(samples[at : at + draws], seen[at : at + draws])
                 for at in range(0, len(many), draws)
             ]
-            apart = _differences(loaded, texts, drafted(*lines, greedy), greedy)
+            again = drafted(*lines, greedy, whole)
+            apart = _differences(loaded, texts, again, greedy)
             unlike = None
             if subject.verifier.noise == "position":
-                again = drafted(*lines, sampled)
+                again = drafted(*lines, sampled, whole)
                 unlike = _differences(loaded, coupled_to, again, sampled)
             found.append((subject.name, p_values, apart, unlike))
             bar.advance(task)
@@ -262,6 +263,19 @@ def _result(
     return Result(name, float(p_values.min()), line, compared, greedy, coupled, faults)
 
 
+def _alone(
+    loaded: Loaded,
+    max_length: int,
+    parts: Sequence[batches.InferenceBatch],
+    keys: jax.Array,
+    sampling: Sampling,
+    budget: int,
+) -> list[DecodeOutput]:
+    """Decodes batches with the target alone."""
+    target = loaded.pair.target
+    return baseline.decode_all(target, parts, keys, sampling, max_length, budget)
+
+
 def _drafted(
     loaded: Loaded, subject: verdicts.Subject, config: ml_collections.ConfigDict
 ) -> Texts:
@@ -271,7 +285,10 @@ def _drafted(
     gamma = config.gamma if way.siblings is None else grid.GAMMA
 
     def texts(
-        parts: Sequence[batches.InferenceBatch], keys: jax.Array, sampling: Sampling
+        parts: Sequence[batches.InferenceBatch],
+        keys: jax.Array,
+        sampling: Sampling,
+        budget: int,
     ) -> list[DecodeOutput]:
         return [
             baseline.speculate(
@@ -283,6 +300,7 @@ def _drafted(
                 sampling=sampling,
                 gamma=gamma,
                 max_length=config.max_length,
+                budget=budget,
             )
             for part in parts
         ]
@@ -294,11 +312,9 @@ def _first(
     parts: Sequence[batches.InferenceBatch],
     outputs: Sequence[DecodeOutput],
     rows: int,
-    tokens: int,
 ) -> list[tuple[int, ...]]:
-    """The first tokens of each row."""
-    texts = baseline.tokens_by_row(parts, outputs, rows)
-    return [tuple(text[:tokens]) for text in texts]
+    """The tokens of each row."""
+    return [tuple(text) for text in baseline.tokens_by_row(parts, outputs, rows)]
 
 
 def _differences(

@@ -124,11 +124,12 @@ def predict(
 
 
 def _line(at: float, places: Sequence[float], values: Sequence[float]) -> float:
-    """The value on the line through two measured ones, never below half the first."""
-    if len(places) == 1:
-        return values[0]
-    (x0, x1), (y0, y1) = places, values
-    return max(y0 + (y1 - y0) * (at - x0) / (x1 - x0), y0 / 2)
+    """The value on the lines between measured ones; before the first, on that line's
+    own, and never below half the first."""
+    if len(places) == 1 or at >= places[0]:
+        return float(np.interp(at, places, values))
+    slope = (values[1] - values[0]) / (places[1] - places[0])
+    return max(values[0] + slope * (at - places[0]), values[0] / 2)
 
 
 def run(

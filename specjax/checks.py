@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from specjax.drafters.base import Drafter
 from specjax.drafters.lengths import check_rule
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 from specjax.sampling import Sampling, check_sampling
 from specjax.types import DraftBlock
 from specjax.verify import Verifier
@@ -224,7 +224,7 @@ def check_speculation(
             "token_verify or block_verify"
         )
     check_rule(getattr(drafter, "rule", None), "drafter.rule")
-    whole = isinstance(gamma, int | np.integer) and not isinstance(gamma, bool)
+    whole = is_whole(gamma) or isinstance(gamma, np.integer)
     if not whole or gamma < 1:
         raise InputError(
             f"gamma is {gamma}: the draft length must be a whole number >= 1 (plain "

@@ -6,6 +6,9 @@ token, v(n) that of a target pass over n tokens. Numbers or NumPy arrays in and 
 Leviathan, Kalman, Matias 2023 (arXiv:2211.17192), of which equation and theorem numbers
 are quoted; it assumes that drafts are accepted independently of each other, each with
 probability alpha, and that v(n) = 1. The functions that take a survival assume neither.
+
+Beside it: `theory_laws`, what the models' laws say before anything is decoded;
+`theory_blocks`, blocks drafted in one pass; `roofline`, c and v of a device.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ def expected_tokens(alpha: Numbers, gamma: Numbers) -> float | np.ndarray:
     >>> expected_tokens(1.0, 7), expected_tokens(0.75, float("inf"))
     (8.0, 4.0)
     """
-    alpha = _within("alpha", alpha, 0.0, 1.0)
-    gamma = _within("gamma", gamma, 0.0, np.inf)
+    alpha = within("alpha", alpha, 0.0, 1.0)
+    gamma = within("gamma", gamma, 0.0, np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         # expm1 keeps the difference exact where alpha is close to 1.
         geometric = -np.expm1((gamma + 1) * np.log(alpha)) / (1 - alpha)
@@ -65,8 +68,8 @@ def walltime_factor(alpha: Numbers, gamma: Numbers, c: Numbers) -> float | np.nd
     >>> round(walltime_factor(0.75, 7, 0.02), 3)
     3.157
     """
-    gamma = _within("gamma", gamma, 0.0, np.inf)
-    c = _within("c", c, 0.0, np.inf)
+    gamma = within("gamma", gamma, 0.0, np.inf)
+    c = within("c", c, 0.0, np.inf)
     return _plain(expected_tokens(alpha, gamma) / (_times(gamma, c) + 1))
 
 
@@ -89,15 +92,15 @@ def operation_factor(
     >>> round(operation_factor(0.8, 5, 0.0), 2)
     1.63
     """
-    gamma = _within("gamma", gamma, 0.0, np.finfo(float).max)
-    c_hat = _within("c_hat", c_hat, 0.0, np.inf)
+    gamma = within("gamma", gamma, 0.0, np.finfo(float).max)
+    c_hat = within("c_hat", c_hat, 0.0, np.inf)
     return _plain((gamma * c_hat + gamma + 1) / expected_tokens(alpha, gamma))
 
 
 def best_gamma(alpha: Numbers, c: Numbers, max_gamma: int = 64) -> int | np.ndarray:
     """The draft length of greatest `walltime_factor`; 0 where plain decoding is best.
 
-    A draft helps if and only if alpha > c (Cor 3.9).
+    Above 0 if and only if `drafting_helps`.
 
     Args:
         alpha: acceptance probability, in [0, 1].
@@ -113,10 +116,50 @@ def best_gamma(alpha: Numbers, c: Numbers, max_gamma: int = 64) -> int | np.ndar
     >>> best_gamma(0.75, 0.02), best_gamma(0.3, 0.3)
     (9, 0)
     """
-    _within("max_gamma", max_gamma, 0, np.inf)
+    within("max_gamma", max_gamma, 0, np.inf)
     gammas = np.arange(max_gamma + 1)
     alphas, costs = np.asarray(alpha, float), np.asarray(c, float)
     return _first_best(walltime_factor(alphas[..., None], gammas, costs[..., None]))
+
+
+def drafting_helps(alpha: Numbers, c: Numbers) -> bool | np.ndarray:
+    """Whether some draft length beats plain decoding: where alpha > c, Cor 3.9.
+
+    Args:
+        alpha: acceptance probability, in [0, 1].
+        c: draft step / target step, >= 0.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    >>> drafting_helps(0.3, 0.29), drafting_helps(0.3, 0.3)
+    (True, False)
+    """
+    alpha, c = within("alpha", alpha, 0.0, 1.0), within("c", c, 0.0, np.inf)
+    helps = alpha > c
+    return bool(helps) if np.ndim(helps) == 0 else helps
+
+
+def least_gain(alpha: Numbers, c: Numbers) -> float | np.ndarray:
+    """What the best draft length gives at least, ``(1 + alpha) / (1 + c)``, Cor 3.9.
+
+    It is what a draft of one token gives.
+
+    Args:
+        alpha: acceptance probability, in [0, 1].
+        c: draft step / target step, >= 0.
+
+    Returns:
+        the factor over plain decoding; at most 1 where no draft helps.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    >>> least_gain(0.75, 0.25)
+    1.4
+    """
+    alpha, c = within("alpha", alpha, 0.0, 1.0), within("c", c, 0.0, np.inf)
+    return _plain((1 + alpha) / (1 + c))
 
 
 def iid_survival(alpha: Number, gamma: int) -> np.ndarray:
@@ -125,24 +168,9 @@ def iid_survival(alpha: Number, gamma: int) -> np.ndarray:
     >>> iid_survival(0.5, 3).tolist()
     [0.5, 0.25, 0.125]
     """
-    _within("alpha", alpha, 0.0, 1.0)
-    _within("gamma", gamma, 0, np.inf)
+    within("alpha", alpha, 0.0, 1.0)
+    within("gamma", gamma, 0, np.inf)
     return float(alpha) ** np.arange(1, gamma + 1)
-
-
-def decaying_survival(alpha: Number, decay: Number, gamma: int) -> np.ndarray:
-    """Survival where each depth is accepted less often, by a constant factor.
-
-    The i-th draft stands with probability ``alpha decay^(i-1)`` if those before it do:
-    slots of a block that know nothing of each other's tokens.
-
-    >>> decaying_survival(0.5, 0.5, 3).tolist()
-    [0.5, 0.125, 0.015625]
-    """
-    _within("alpha", alpha, 0.0, 1.0)
-    _within("decay", decay, 0.0, 1.0)
-    _within("gamma", gamma, 0, np.inf)
-    return np.cumprod(float(alpha) * float(decay) ** np.arange(gamma))
 
 
 def speedup_from_survival(
@@ -170,8 +198,8 @@ def speedup_from_survival(
     >>> round(speedup_from_survival([0.75, 0.6, 0.5], 0.1, 1.2), 3)
     1.9
     """
-    survival = _checked_survival(survival)
-    cost = _block_cost(len(survival), c, verify_ratio)
+    survival = checked_survival(survival)
+    cost = round_cost(len(survival), c, verify_ratio)
     return float((1 + survival.sum()) / cost)
 
 
@@ -204,7 +232,7 @@ def best_gamma_from_survival(
     >>> best_gamma_from_survival([0.75, 0.6, 0.5], 0.1, lambda gamma: 1 + gamma)
     0
     """
-    survival = _checked_survival(survival)
+    survival = checked_survival(survival)
     gammas = range(1, len(survival) + 1)
     if callable(verify_ratio):
         ratios = np.array([verify_ratio(gamma) for gamma in gammas], float)
@@ -216,6 +244,70 @@ def best_gamma_from_survival(
         for gamma in gammas
     ]
     return int(_first_best(np.array(speedups)))
+
+
+def one_more_pays(
+    survival: PerDepth,
+    c: Number,
+    verify_ratio: Number = 1.0,
+    longer_verify_ratio: Number | None = None,
+) -> bool:
+    """Whether a draft of gamma tokens gains by one more, the marginal stopping test.
+
+    ``A_(gamma+1) > S(gamma) (c + v(gamma+2) - v(gamma+1))``: a token must bring more
+    per unit of time than the draft does without it. Where v rises in steps, a longer
+    draft may pay although one more token does not: see `best_gamma_from_survival`.
+
+    Args:
+        survival: A_i for i = 1 .. gamma + 1; the last is that of the token in question.
+        c: cost of drafting one token, in target steps, >= 0.
+        verify_ratio: v(gamma + 1), cost of the target pass without it; v(1) = 1.
+        longer_verify_ratio: v(gamma + 2), with it; None: the same.
+
+    Raises:
+        ValueError: as `speedup_from_survival`, or a survival of no depth at all.
+
+    >>> one_more_pays([0.75, 0.6, 0.5], 0.1), one_more_pays([0.75, 0.6, 0.5], 0.5)
+    (True, False)
+    >>> one_more_pays([0.75, 0.6, 0.5], 0.1, 1.0, 1.2)
+    False
+    """
+    values = checked_survival(survival)
+    if not len(values):
+        raise ValueError("survival is empty: it must end with the token in question")
+    longer = verify_ratio if longer_verify_ratio is None else longer_verify_ratio
+    within("longer_verify_ratio", longer, np.finfo(float).tiny, np.inf)
+    speedup = speedup_from_survival(values[:-1], c, verify_ratio)
+    return bool(values[-1] - speedup * (c + longer - verify_ratio) > _TIE)
+
+
+def expected_calls(survival: PerDepth, tokens: int | np.integer) -> float:
+    """Expected target calls for a row of so many tokens, whose last round is cut short.
+
+    Rounds are taken to be alike and independent. `tokens` over the mean of a whole
+    round, 1 + sum A_i, is less: what the last one accepts beyond the end is lost.
+
+    Args:
+        survival: see `speedup_from_survival`.
+        tokens: that the row has in the end, EOS included.
+
+    Raises:
+        ValueError: as `speedup_from_survival`, or tokens that are no whole number >= 0.
+
+    >>> calls = expected_calls(iid_survival(0.75, 7), 20)
+    >>> round(calls, 2), round(1 - 20 / expected_tokens(0.75, 7) / calls, 3)
+    (6.14, 0.096)
+    """
+    if not isinstance(tokens, int | np.integer) or tokens < 0:
+        raise ValueError(f"tokens is {tokens!r}: a whole number of at least 0")
+    stands = np.concatenate(([1.0], checked_survival(survival), [0.0]))
+    emits = stands[:-1] - stands[1:]  # k + 1 tokens in a round
+    calls = [0.0]
+    for left in range(1, tokens + 1):
+        reach = min(left, len(emits))
+        rest = [calls[left - 1 - more] for more in range(reach)]
+        calls.append(float(1 + emits[:reach] @ np.array(rest)))
+    return calls[-1]
 
 
 def speedup_from_counts(
@@ -253,65 +345,26 @@ def speedup_from_counts(
     >>> speedup_from_counts(30, 10, 4, 0.05, 1.2, encode=6, draft_encode=4)
     1.5
     """
-    tokens = float(_within("tokens", tokens, 0.0, np.inf))
-    calls = float(_within("target_calls", target_calls, 1.0, np.inf))
-    encode = float(_within("encode", encode, 0.0, np.inf))
-    draft_encode = float(_within("draft_encode", draft_encode, 0.0, np.inf))
-    loop = calls * _block_cost(gamma, c, verify_ratio)
+    tokens = float(within("tokens", tokens, 0.0, np.inf))
+    calls = float(within("target_calls", target_calls, 1.0, np.inf))
+    encode = float(within("encode", encode, 0.0, np.inf))
+    draft_encode = float(within("draft_encode", draft_encode, 0.0, np.inf))
+    loop = calls * round_cost(gamma, c, verify_ratio)
     return (encode + tokens) / (encode + draft_encode + loop)
 
 
-def one_pass_gain(
-    one_pass: PerDepth,
-    one_by_one: PerDepth,
-    c_pass: Number,
-    c: Number,
-    verify_ratio: Number = 1.0,
-    verify_ratio_one_by_one: Number | None = None,
-) -> float:
-    """Speed of drafting blocks in one pass over that of drafting token by token.
-
-    ``(1 + sum A) / (c_pass + v) * (gamma c + v') / (1 + sum A')``, where A' and v'
-    belong to the draft of gamma tokens one by one: at 1 both break even. One pass pays
-    where c is large, since it loses tokens, not time.
-
-    Args:
-        one_pass: A, survival by slot; see `speedup_from_survival`.
-        one_by_one: A', of the other way, at its own gamma.
-        c_pass: cost of the pass, in target steps, >= 0.
-        c: cost of drafting one token the other way.
-        verify_ratio: v, cost of the pass that verifies a block of one pass, in target
-            steps, > 0.
-        verify_ratio_one_by_one: v'; None: as v.
-
-    Raises:
-        ValueError: as `speedup_from_survival`.
-
-    >>> chain, block = iid_survival(0.75, 2), decaying_survival(0.75, 0.8, 7)
-    >>> round(one_pass_gain(block, chain, 0.33, 0.33), 2)
-    1.37
-    >>> chain = iid_survival(0.75, 7)
-    >>> round(one_pass_gain(block, chain, 0.02, 0.02), 2)
-    0.79
-    """
-    if verify_ratio_one_by_one is None:
-        verify_ratio_one_by_one = verify_ratio
-    slots, depths = _checked_survival(one_pass), _checked_survival(one_by_one)
-    fast = (1 + slots.sum()) / _block_cost(1, c_pass, verify_ratio)
-    slow = (1 + depths.sum()) / _block_cost(len(depths), c, verify_ratio_one_by_one)
-    return float(fast / slow)
-
-
-def _block_cost(gamma: Number, c: Number, verify_ratio: Number) -> float:
-    _within("gamma", gamma, 0, np.inf)
-    _within("c", c, 0.0, np.inf)
-    _within("verify_ratio", verify_ratio, np.finfo(float).tiny, np.inf)
+def round_cost(gamma: Number, c: Number, verify_ratio: Number) -> float:
+    """``gamma c + v``, cost of one round in target steps; refuses what is no cost."""
+    within("gamma", gamma, 0, np.inf)
+    within("c", c, 0.0, np.inf)
+    within("verify_ratio", verify_ratio, np.finfo(float).tiny, np.inf)
     return float(gamma * c + verify_ratio)
 
 
-def _within(
+def within(
     name: str, value: Numbers | PerDepth, low: Number, high: Number
 ) -> np.ndarray:
+    """The value as an array; refused by its name unless all of it is in the range."""
     value = np.asarray(value, float)
     if not np.all((value >= low) & (value <= high)):  # NaN fails too
         raise ValueError(f"{name} is {value}: it must lie in [{low:g}, {high:g}]")
@@ -324,11 +377,12 @@ def _times(gamma: np.ndarray, c: np.ndarray) -> np.ndarray:
         return np.where(c == 0, 0.0, gamma * c)
 
 
-def _checked_survival(survival: PerDepth) -> np.ndarray:
+def checked_survival(survival: PerDepth) -> np.ndarray:
+    """A survival as an array; refused if it is none."""
     values = np.asarray(survival, float)
     if values.ndim != 1:
         raise ValueError(f"survival has shape {values.shape}: one number per depth")
-    values = _within("survival", values, 0.0, 1.0)
+    values = within("survival", values, 0.0, 1.0)
     if np.any(np.diff(values) > _TIE):
         raise ValueError(
             f"survival is {values}: it cannot rise with depth, since the first i + 1 "

@@ -20,15 +20,28 @@ from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Law
 
 
+def compile_with(quick: bool) -> Iterator[None]:
+    """Body of a fixture: with most of XLA's optimizations left out, or with all."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.values[name]
+    jax.config.update(name, quick)
+    yield
+    jax.config.update(name, before)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_compile() -> Iterator[None]:
     """Halves the time to compile, at the price of slower programs.
 
     A module of small decodes imports this; one that draws many samples does not.
     """
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    yield from compile_with(True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_programs() -> Iterator[None]:
+    """Faster programs, also under `make test`: for a module that draws many samples."""
+    yield from compile_with(False)
 
 
 @struct.dataclass

@@ -9,7 +9,7 @@ import io
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -193,6 +193,12 @@ class Run:
     @property
     def effective(self) -> Any:
         return self.read("manifest.json")["effective"]
+
+
+def less(flags: Sequence[str], settings: Sequence[str]) -> tuple[str, ...]:
+    """The flags that no setting takes the place of."""
+    given = {setting.partition("=")[0] for setting in settings}
+    return tuple(flag for flag in flags if flag.partition("=")[0] not in given)
 
 
 def run(

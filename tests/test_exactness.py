@@ -29,7 +29,7 @@ from specjax.proof.tables import (
     table_model,
     transformed,
 )
-from tests.helpers import per_row, row_keys
+from tests.helpers import per_row, quick_programs, row_keys  # noqa: F401
 from tests.twins import (
     FLAWS,
     RIGHT_RULES,
@@ -150,7 +150,9 @@ def test_cut_laws(name, gamma):
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("name", VERIFIERS)
+@pytest.mark.parametrize(
+    "name", ["block", pytest.param("token", marks=pytest.mark.slow)]
+)
 def test_temperatures_and_supports(name, gamma):
     """Temperatures on either side and by row; p = q; disjoint supports; EOS."""
     verifier, drafter, values = VERIFIERS[name], ModelDrafter(DRAFT), {}
@@ -200,7 +202,9 @@ def test_temperatures_and_supports(name, gamma):
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-@pytest.mark.parametrize("kind", ["ngram", "greedy"])
+@pytest.mark.parametrize(
+    "kind", ["ngram", pytest.param("greedy", marks=pytest.mark.slow)]
+)
 def test_one_hot_draft(kind, gamma):
     """Copied drafts and argmax drafts have a one-hot law."""
     values = {}
@@ -220,6 +224,7 @@ def test_one_hot_draft(kind, gamma):
     assert p_value(output, TARGET) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_varying_length_and_wrong_twins(gamma):
     """Drafts that stop by their own tokens are exact; each known fault is found out."""

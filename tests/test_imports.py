@@ -21,7 +21,8 @@ BASE = ("errors", "types", "trees")
 ARRAYS = (*BASE, "sampling")
 DRAFTING = (*ARRAYS, "models.base", "drafters")
 DECODING = (*DRAFTING, "verify", "checks", "decode_state", "commit", "decoding")
-METRICS = (*DECODING, "theory", "metrics")
+THEORY = ("theory", "theory_laws", "theory_blocks")
+METRICS = (*DECODING, *THEORY, "metrics")
 ALLOWED = {
     "errors": (),
     "types": ("errors",),
@@ -30,6 +31,9 @@ ALLOWED = {
     "tree_picker": (*BASE, "decode_state"),
     "verify": (*ARRAYS, "verify"),
     "theory": (),
+    "theory_laws": ("theory",),
+    "theory_blocks": ("theory",),
+    "roofline": ("errors", "models.t5_config"),
     "models": (*BASE, "models"),
     "drafters": DRAFTING,
     # Those that are made of a T5's layers.
@@ -53,7 +57,7 @@ ALLOWED = {
     "proof": (*DECODING, "proof"),
     "metrics": METRICS,
     "report": (*METRICS, "report"),
-    "training": (*DECODING, "models", "training"),
+    "training": (*DECODING, "models", "roofline", "training"),
     "data": ("errors", "data"),
     "checkpoints": ("errors",),
     "sharding": ("errors",),
@@ -64,7 +68,7 @@ ALLOWED = {
 }
 # Configs and commands stop at the door; `data` knows numpy alone.
 FORBIDDEN = ("absl", "ml_collections", "experiments", "configs", "tests")
-NUMPY_ONLY = ("data", "theory")
+NUMPY_ONLY = ("data", *THEORY, "roofline")
 
 # What `import specjax` must not load, beyond what jax and flax load themselves.
 HEAVY = (

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Key
 
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 
 
 @struct.dataclass
@@ -58,7 +58,7 @@ class AcceptanceHead:
             )
         features, hidden = settings["features"], settings["hidden"]
         for name, width in (("features", features), ("hidden", hidden)):
-            if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            if not is_whole(width) or width < 1:
                 raise InputError(
                     f"{name} of an acceptance head is {width!r}: a whole number, at "
                     "least 1"

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 
 from specjax.drafters.base import Committed, DraftState, node_keys
 from specjax.drafters.model import ModelDrafter, ModelDraftState
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.sampling import Sampling, fit_vocabulary
 from specjax.types import DraftBlock, Law, Noise, Prefix
@@ -329,7 +329,7 @@ class CascadeDrafter:
     def _check(self) -> None:
         inner, gamma = self.inner, self.gamma_inner
         name = type(inner).__name__
-        if isinstance(gamma, bool) or not isinstance(gamma, int) or gamma < 1:
+        if not is_whole(gamma) or gamma < 1:
             raise InputError(
                 f"gamma_inner is {gamma!r}: a whole number of tokens, at least 1"
             )

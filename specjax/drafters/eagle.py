@@ -19,7 +19,7 @@ from specjax.drafters.chain import (
     draft_chain,
     init_length,
 )
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 from specjax.models import narrow
 from specjax.models.base import Cache, Encoded, EncoderDecoder
 from specjax.models.dense import dense
@@ -380,7 +380,7 @@ class EagleDrafter:
 
 def _check_taps(taps: Any, depth: int) -> tuple[int, ...]:
     listed = taps if isinstance(taps, list | tuple) else ()
-    whole = all(isinstance(tap, int) and not isinstance(tap, bool) for tap in listed)
+    whole = all(is_whole(tap) for tap in listed)
     if (
         not listed
         or not whole

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.drafters.base import Committed, SlotLogits, check_known
 from specjax.drafters.model import ModelDrafter, ModelDraftState
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 from specjax.models import narrow
 from specjax.models.base import Cache, DecoderOutput, Encoded, EncoderDecoder
 from specjax.models.embedding import look_up
@@ -91,8 +91,7 @@ class EarlyExitDrafter:
         check_known(settings, usual, cls.kind)
         own = usual | settings
         layers, name = own["layers"], own["adapter"]
-        whole = isinstance(layers, int) and not isinstance(layers, bool)
-        if not whole or not 1 <= layers < depth:
+        if not is_whole(layers) or not 1 <= layers < depth:
             raise InputError(
                 f"early_exit's layers is {layers!r}: the target has {depth} decoder "
                 f"layers, of which 1 to {depth - 1} can draft"

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.drafters.base import Committed, SlotLogits, check_known
 from specjax.drafters.slots import check_slots, draft_slots
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 from specjax.models import narrow
 from specjax.models.base import Encoded, EncoderDecoder
 from specjax.models.dense import dense
@@ -105,7 +105,7 @@ class MedusaDrafter:
         check_known(settings, usual, cls.kind)
         for name, (low, high) in least.items():
             value = own[name]
-            whole = isinstance(value, int) and not isinstance(value, bool)
+            whole = is_whole(value)
             if not whole or value < low or (high is not None and value > high):
                 wanted = f"{low} or more" if high is None else f"{low} to {high}"
                 raise InputError(f"medusa's {name} is {value!r}: {wanted}")

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax.drafters.base import Committed, SlotLogits, check_known
 from specjax.drafters.slots import check_slots, draft_slots
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 from specjax.models.base import Cache, Encoded, EncoderDecoder, encode_draft
 from specjax.models.dense import dense
 from specjax.models.embedding import look_up
@@ -405,7 +405,7 @@ def _checked(settings: dict[str, Any], vocab_size: int) -> dict[str, Any]:
     own = _USUAL | settings
     for name, least in (("max_gamma", 2), ("markov_rank", 0)):
         value = own[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value) or value < least:
             raise InputError(f"{name} is {value!r}: a whole number, at least {least}")
     for name in ("keep", "keep_least"):
         value = own[name]
@@ -415,9 +415,8 @@ def _checked(settings: dict[str, Any], vocab_size: int) -> dict[str, Any]:
         check_slots(own["slots"])
     first = own["first_sentinel"]
     if first is not None:
-        whole = isinstance(first, int) and not isinstance(first, bool)
         least = own["max_gamma"] - 2
-        if not whole or not least <= first < vocab_size:
+        if not is_whole(first) or not least <= first < vocab_size:
             raise InputError(
                 f"first_sentinel is {first!r}: with max_gamma {own['max_gamma']} an id "
                 f"from {least} to {vocab_size - 1}, since others count down from it"

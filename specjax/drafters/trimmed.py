@@ -22,7 +22,7 @@ from flax import nnx, struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int64
 
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 from specjax.models.dense import Weight, dense
 from specjax.models.t5 import T5
 
@@ -111,7 +111,7 @@ def low_rank_head(model: T5, rank: int) -> T5:
     """
     head = _head(model)
     width = head.shape[1]
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 < rank < width:
+    if not is_whole(rank) or not 0 < rank < width:
         raise InputError(
             f"the head's rank is {rank!r}: a whole number from 1 to {width - 1}, below "
             "the draft's width"

@@ -31,11 +31,16 @@ class Agreement:
     Attributes:
         beta: ``float32[B, T]`` sum over ids of min(p, q): the probability that a token
             drafted here is accepted.
+        kept: ``float32[B, T]`` min(1, q(x) / p(x)) of the text's own token x. Token
+            verification emits x as an accepted draft with the chance min(p(x), q(x)),
+            and in all with p(x): so, given the text, a token that was drafted there was
+            kept with this chance. Its mean over the target's texts is alpha.
         entropy: ``float32[B, T]`` of the target's law, in nats.
         valid: ``bool[B, T]`` whether the row's own output has a token there.
     """
 
     beta: Float[Array, "B T"]
+    kept: Float[Array, "B T"]
     entropy: Float[Array, "B T"]
     valid: Bool[Array, "B T"]
 
@@ -208,12 +213,24 @@ def _check_text(
     return prefix_length
 
 
+def _kept(p: Law, q: Law, tokens: Array) -> Array:
+    # Where p is 0 two ids scored alike up to rounding: the draft then has it or not.
+    p_token, q_token = p.at(tokens), q.at(tokens)
+    return jnp.minimum(q_token / jnp.maximum(p_token, jnp.finfo(p_token.dtype).tiny), 1)
+
+
 def _agreement(
-    beta: Array, p: Law, vocab_size: int, length: Array, prefix_length: Array
+    beta: Array,
+    kept: Array,
+    p: Law,
+    vocab_size: int,
+    length: Array,
+    prefix_length: Array,
 ) -> Agreement:
     place = jnp.arange(1, beta.shape[1] + 1, dtype=jnp.int32)[None]  # of what follows
     return Agreement(
         beta=beta,
+        kept=kept,
         entropy=jnp.sum(jax.scipy.special.entr(p.dense(vocab_size)), axis=-1),
         valid=(place >= prefix_length[:, None]) & (place < length[:, None]),
     )
@@ -242,9 +259,15 @@ def _teacher_forced(
         logits = fit_vocabulary(output.logits, target.vocab_size)
         return sampling.law(logits, _prefixes(tokens))
 
-    p = law(target, sampling)
-    beta = overlap(p, law(drafter_model, draft_sampling))
-    return _agreement(beta, p, target.vocab_size, length, prefix_length)
+    p, q = law(target, sampling), law(drafter_model, draft_sampling)
+    return _agreement(
+        overlap(p, q),
+        _kept(p, q, tokens[:, 1:]),
+        p,
+        target.vocab_size,
+        length,
+        prefix_length,
+    )
 
 
 @jax.jit
@@ -275,7 +298,7 @@ def _drafter_alpha(
     # The law of the first token of a block depends on no noise.
     keys = jax.random.split(jax.random.key(0), batch)
 
-    def step(state: Any, place: Array) -> tuple[Any, Array]:
+    def step(state: Any, place: Array) -> tuple[Any, tuple[Array, Array]]:
         block, state = drafter.draft(
             target,
             Noise(keys=keys, start=one * (place - 1)),
@@ -290,7 +313,14 @@ def _drafter_alpha(
         here = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, place - 1, 1, axis=1), p
         )
-        beta = jnp.where(block.length > 0, overlap(here, block.law)[:, 0], 0.0)
+        token = jax.lax.dynamic_slice_in_dim(tokens, place, 1, axis=1)
+        beta, kept = (
+            jnp.where(block.length > 0, chance[:, 0], 0.0)
+            for chance in (
+                overlap(here, block.law),
+                _kept(here, block.law, token),
+            )
+        )
         committed = Committed(
             tokens=jnp.where(written <= place, buffer, 0),
             length=one * (place + 1),
@@ -300,8 +330,8 @@ def _drafter_alpha(
                 features,
             ),
         )
-        return drafter.commit(state, committed), beta
+        return drafter.commit(state, committed), (beta, kept)
 
     places = jnp.arange(1, size, dtype=jnp.int32)
-    _, beta = jax.lax.scan(step, state, places)
-    return _agreement(beta.T, p, target.vocab_size, length, prefix_length)
+    _, (beta, kept) = jax.lax.scan(step, state, places)
+    return _agreement(beta.T, kept.T, p, target.vocab_size, length, prefix_length)

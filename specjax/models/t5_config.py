@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 
 ACTIVATIONS = ("relu", "gelu_new")
 MODEL_TYPES = ("t5", "mt5", "umt5")
@@ -100,7 +100,7 @@ class T5Config:
             )
         for name in _SIZES if self.encoder_width is None else _SIZES_SHARED:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_whole(value) or value < 1:
                 raise InputError(
                     f"T5Config.{name} must be a whole number of at least 1, "
                     f"not {value!r}."

@@ -18,6 +18,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from specjax.errors import InputError
+from specjax.models.dense import Weight
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 
@@ -166,7 +167,8 @@ def save_t5(
         max_shard_bytes: tensors beyond this go to further files, with an index.
 
     Raises:
-        InputError: a weight is not finite, or becomes so in `dtype`.
+        InputError: a weight is not finite, or becomes so in `dtype`; or one is no
+            array, as in a draft that was trimmed or quantized.
     """
     # Imported late: writing weights is the only use of safetensors.
     from safetensors.numpy import save_file
@@ -179,6 +181,7 @@ def save_t5(
         )
     if max_shard_bytes < 1:
         raise InputError(f"max_shard_bytes must be positive, not {max_shard_bytes}.")
+    _check_whole(model)
     directory = pathlib.Path(directory)
     if directory.exists() and not directory.is_dir():
         raise InputError(f"{directory} is a file; save_t5 needs a directory.")
@@ -360,6 +363,19 @@ def _get(tree: Any, path: tuple[str | int, ...]) -> Any:
     for key in path:
         tree = tree[key]
     return tree
+
+
+def _check_whole(model: T5) -> None:
+    values = jax.tree.leaves(
+        nnx.state(model, nnx.Param), is_leaf=lambda leaf: isinstance(leaf, Weight)
+    )
+    for value in values:
+        if isinstance(value, Weight):
+            raise InputError(
+                f"a weight of this model is a {type(value).__name__}, which a T5's "
+                "files cannot hold: save the T5 that it was made of, and make it anew "
+                "after loading."
+            )
 
 
 def _slot_shape(parameters: Any, slot: Slot) -> tuple[int, ...]:

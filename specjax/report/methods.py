@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specjax.report.markdown import table as table_lines
 from specjax.report.plots import COLOURS, check_plots
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ _CAPTION = (
     "encoders; tokens: per target call; draft: its share of the loop's time"
 )
 _MORE = "; of the loop: from survival, c and v alone; MB: of the drafter's own arrays"
+# What a reader of the costs on a widened target must know.
+_WIDENED = (
+    ". On a widened target a drafter's own weights keep the size that they have in "
+    "front of the shipped one: a head (medusa, eagle, early_exit) that was trained for "
+    "a target so wide would be wider, and its c greater"
+)
 
 
 def _cells(row: Row, columns: Sequence[tuple[str, str, str]]) -> list[str]:
@@ -71,16 +78,14 @@ def table(rows: Sequence[Row], title: str) -> Table:
 
 def markdown(rows: Sequence[Row]) -> str:
     """All rows as one table in Markdown."""
+    widened = any(row.get("widened") for row in rows)
     columns = (*_WHERE, *_COLUMNS)
-    lines = [
+    lines = table_lines(
         [title for title, _, _ in columns],
-        ["---" if form == "{}" else "---:" for _, _, form in columns],
-        *(_cells(row, columns) for row in rows),
-    ]
-    return (
-        "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        + f"\n{_CAPTION}{_MORE}\n"
+        [form == "{}" for _, _, form in columns],
+        (_cells(row, columns) for row in rows),
     )
+    return lines + f"\n{_CAPTION}{_MORE}{_WIDENED if widened else ''}\n"
 
 
 def write_csv(rows: Sequence[Row], path: pathlib.Path) -> None:

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specjax.report.markdown import table as table_lines
 from specjax.report.plots import COLOURS, check_plots
 
 if TYPE_CHECKING:
@@ -47,12 +48,11 @@ def table(rows: Sequence[Row]) -> Table:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The same as a table in Markdown."""
-    lines = [
+    return table_lines(
         [title for title, _, _ in _COLUMNS],
-        ["---" if form == "{}" else "---:" for _, _, form in _COLUMNS],
-        *map(_cells, rows),
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        [form == "{}" for _, _, form in _COLUMNS],
+        map(_cells, rows),
+    )
 
 
 def plot(rows: Sequence[Row], path: pathlib.Path) -> None:

@@ -69,7 +69,7 @@ def draft_from_target(
 
 def _check_layers(stack: str, chosen: tuple[int, ...], available: int) -> None:
     for layer in chosen:
-        if isinstance(layer, bool) or not isinstance(layer, int):
+        if not errors.is_whole(layer):
             raise errors.InputError(
                 f"{stack}_layers holds {layer!r}: whole numbers, the target's layers"
             )

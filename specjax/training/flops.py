@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from specjax import roofline
 from specjax.models import t5_config
 
 
@@ -24,7 +25,13 @@ def forward_flops(config: t5_config.T5Config, rows: int, source: int, fed: int) 
         source: tokens of each source, padding included.
         fed: tokens of each target, padding included.
     """
-    return 2 * rows * (_products(config, source, fed) + _read(config, source))
+    passes = (
+        roofline.encoder_pass(config, "float32", batch=rows, source=source),
+        roofline.decoder_pass(
+            config, "float32", tokens=fed, batch=rows, written=0, source=source
+        ),
+    )
+    return sum(work.flops for work in passes)  # of any type alike
 
 
 def train_flops(config: t5_config.T5Config, rows: int, source: int, fed: int) -> int:
@@ -39,28 +46,8 @@ def train_flops(config: t5_config.T5Config, rows: int, source: int, fed: int) ->
         source: tokens of each source, padding included.
         fed: tokens of each target, padding included.
     """
-    return 2 * rows * (3 * _products(config, source, fed) + 2 * _read(config, source))
-
-
-def _read(config: t5_config.T5Config, source: int) -> int:
-    """Multiplications of one row to read a target's encoder output."""
-    return source * config.d_model * (config.encoder_width or 0)
-
-
-def _products(config: t5_config.T5Config, source: int, fed: int) -> int:
-    """All other multiplications of one row."""
-    width, inner = config.d_model, config.d_attention
-    feed_forward = (3 if config.gated else 2) * width * config.d_ff
-    # Queries, keys, values and the projection out: four products; then the scores and
-    # the mixture, two.
-    encoder = source * (4 * width * inner + feed_forward) + 2 * source**2 * inner
-    decoder = fed * (4 * width * inner + feed_forward) + 2 * fed**2 * inner
-    cross = 2 * (fed + source) * width * inner + 2 * fed * source * inner
-    return (
-        config.num_encoder_layers * encoder
-        + config.num_decoder_layers * (decoder + cross)
-        + fed * width * config.vocab_size
-    )
+    read = 2 * rows * source * config.d_model * (config.encoder_width or 0)
+    return 3 * forward_flops(config, rows, source, fed) - read
 
 
 def matmul_peak(

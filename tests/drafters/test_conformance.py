@@ -112,7 +112,7 @@ def lawful(block, vocab_size: int) -> float:
 
 def draft_once(drafter, sampling, target, rows: int):
     """A block for `rows` copies of one text, each with its own noise."""
-    inputs = jnp.array([[2, 0, 3, 1, 2]] * rows)
+    inputs = jnp.tile(jnp.array([2, 0, 3, 1, 2]), (rows, 1))
     mask = jnp.ones(inputs.shape, bool)
     tokens = jnp.zeros((rows, 12), jnp.int32).at[:, :3].set(jnp.array([0, 2, 3]))
     length = jnp.full(rows, 3)

@@ -131,7 +131,7 @@ def test_copy_task():
     source = order[: width - 1].tolist() + [1]
     table[source[-2]] = 0
     table[source[-2], 1] = 9
-    inputs = jnp.asarray([source] * rows, jnp.int32)
+    inputs = jnp.tile(jnp.array(source, jnp.int32), (rows, 1))
     output = speculative_generate(
         ChainModel(jnp.asarray(table, jnp.float32)),
         NgramDrafter(),

@@ -301,6 +301,9 @@ def test_a_folder_holds_it_whole(target, tmp_path):
     for given, wanted in ((None, "sampled"), ("argmax", "argmax")):
         draft.parallel.slots = given
         assert make_it(parts).slots == wanted
+    chain = build_drafter.DRAFTERS["parallel_chain"].make(parts)
+    assert isinstance(chain, ModelDrafter)
+    jax.tree.map(np.testing.assert_array_equal, chain.model, drafter.model)
     draft.parallel.slots = "best"
     with pytest.raises(errors.InputError, match="slots is 'best'"):
         make_it(parts).nodes(GAMMA)

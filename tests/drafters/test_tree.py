@@ -83,7 +83,8 @@ def plain(target, sampling):
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("siblings", ["distinct", pytest.param("chosen", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("siblings", ["distinct", "chosen"])
 def test_coupled_decoding_writes_the_autoregressive_sample(target, draft, siblings):
     """Token for token, at a temperature, with a draft that often errs."""
     output = decode(target, TreeDrafter(draft, TREE, siblings), verify.coupled_verify)

@@ -74,7 +74,7 @@ def test_joint_law(kind):
     laws.check_joint_law(table, table, drafter, model, 60_000)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_logits(target, tied):
     """Those of the kept ids are the model's; of a rank, no head is nearer."""
     model = tiny_t5(1, tied_head=True, scaled_head=True) if tied else target

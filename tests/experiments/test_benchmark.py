@@ -1,4 +1,4 @@
-"""`experiments.benchmark` counts the bytes of a step right and times a tiny shape."""
+"""`experiments.benchmark` times a tiny shape beside the bytes of its step."""
 
 import dataclasses
 import math
@@ -6,6 +6,7 @@ import math
 import pytest
 
 from experiments import benchmark
+from specjax import roofline
 from specjax.metrics import Timing, time_calls
 from specjax.models import t5_config
 from tests import pairs
@@ -24,35 +25,6 @@ def tiny_preset(monkeypatch):
     monkeypatch.setitem(t5_config._PRESETS, "t5-tiny", TINY)
 
 
-@pytest.mark.parametrize(
-    ("size", "millions"),
-    [
-        ("small", 38.5),
-        ("base", 123.8),
-        ("large", 391.6),
-        ("xl", 1424.9),
-        ("xxl", 5567.7),
-    ],
-)
-def test_parameters_that_a_step_reads(size, millions):
-    """The published shapes, in millions."""
-    shape = t5_config.T5Config.preset(f"t5-v1_1-{size}")
-    assert round(benchmark.streamed_parameters(shape) / 1e6, 1) == millions
-
-
-def test_parameters_of_a_shape_by_hand():
-    """Self-attention 4, cross-attention 2 (q, o), feed-forward 3, 3 norms; the head."""
-    inner = TINY.num_heads * TINY.d_kv
-    layer = 6 * TINY.d_model * inner + 3 * TINY.d_model * TINY.d_ff + 3 * TINY.d_model
-    rest = TINY.num_buckets * TINY.num_heads + (TINY.vocab_size + 1) * TINY.d_model
-    assert benchmark.streamed_parameters(TINY) == layer + rest
-    two = dataclasses.replace(TINY, num_decoder_layers=2)
-    assert benchmark.streamed_parameters(two) == 2 * layer + rest
-    plain = dataclasses.replace(TINY, gated=False, activation="relu")
-    less = layer - TINY.d_model * TINY.d_ff
-    assert benchmark.streamed_parameters(plain) == less + rest
-
-
 def test_tiny_shape_from_flags_to_files(tiny_preset, tmp_path):
     with pairs.quick_costs():
         run = run_benchmark(
@@ -64,7 +36,7 @@ def test_tiny_shape_from_flags_to_files(tiny_preset, tmp_path):
         )
     assert run.code == 0, run.err
     metrics = run.metrics
-    streamed = 4 * benchmark.streamed_parameters(TINY)
+    streamed = 4 * roofline.decoder_parameters(TINY)
     assert metrics["streamed_bytes"] == streamed
     assert metrics["limit_seconds"] == pytest.approx(streamed / metrics["bandwidth"])
     assert set(metrics["passes"]) == {"4"}

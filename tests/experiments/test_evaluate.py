@@ -26,8 +26,7 @@ def run_evaluate(folders, path, workdir, *settings) -> pairs.Run:
         f"--input={path}",
         f"--workdir={workdir}",
     )
-    given = {setting.partition("=")[0] for setting in settings}
-    flags = tuple(flag for flag in flags if flag.partition("=")[0] not in given)
+    flags = pairs.less(flags, settings)
     return pairs.run(evaluate.main, workdir, *flags, *settings, define=evaluate._define)
 
 

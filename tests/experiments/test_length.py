@@ -113,8 +113,7 @@ def train(folders, path, workdir, *settings: str) -> pairs.Run:
         f"--input={path}",
         f"--workdir={workdir}",
     )
-    given = {setting.partition("=")[0] for setting in settings}
-    flags = tuple(flag for flag in flags if flag.partition("=")[0] not in given)
+    flags = pairs.less(flags, settings)
     main, define = train_acceptance.main, train_acceptance._define
     with jax.numpy_dtype_promotion("standard"):  # as optax has it
         return pairs.run(main, workdir, *flags, *settings, define=define)

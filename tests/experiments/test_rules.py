@@ -43,8 +43,7 @@ def run_rules(workdir, folders, *settings) -> pairs.Run:
         "--config.cost.repeats=2",
         "--config.cost.seconds=1e-3",
     )
-    given = {setting.partition("=")[0] for setting in settings}
-    flags = tuple(flag for flag in flags if flag.partition("=")[0] not in given)
+    flags = pairs.less(flags, settings)
     return pairs.run(rules.main, workdir, *flags, *settings)
 
 

@@ -136,6 +136,7 @@ def test_decodes_are_scored(folder):
     assert scores["decoded_character_error_rate"] == 1 / sum(map(len, [*texts, "!"]))
 
 
+@pytest.mark.slow
 def test_all_that_can_be_asked_for_is_logged(folder, tmp_path):
     config = tiny_config(folder)
     config.update(decode_every=3, measure_peak=True, tensorboard=True, z_loss=1e-4)

@@ -244,6 +244,8 @@ def test_asking_the_drafter_step_by_step_gives_the_same():
             target, ModelDrafter(draft), inputs, mask, tokens, length, **settings
         )
         np.testing.assert_allclose(by_step.beta, one_pass.beta, atol=1e-6)
+        np.testing.assert_allclose(by_step.kept, one_pass.kept, atol=1e-5)
+        assert 0 < float(jnp.mean(one_pass.kept)) < 1
         np.testing.assert_allclose(by_step.entropy, one_pass.entropy, atol=1e-6)
         assert jnp.array_equal(by_step.valid, one_pass.valid)
 

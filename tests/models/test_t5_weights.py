@@ -12,8 +12,11 @@ import pytest
 from flax import nnx
 
 from specjax import errors
+from specjax.drafters.quantized import quantize
+from specjax.drafters.trimmed import low_rank_head
 from specjax.models import t5, t5_weights
 from specjax.models.t5_config import T5Config
+from tests.helpers import tiny_t5
 
 SHAPE = {"vocab_size": 40, "d_model": 16, "d_kv": 4, "num_heads": 3, "d_ff": 24}
 SHAPE |= {"num_encoder_layers": 2, "num_decoder_layers": 3}
@@ -495,3 +498,14 @@ def test_wrong_paths_are_named(tmp_path, untied):
         t5_weights.save_t5(untied, file)
     with pytest.raises(errors.InputError, match="max_shard_bytes"):
         t5_weights.save_t5(untied, tmp_path / "new", max_shard_bytes=0)
+
+
+def test_a_model_that_was_cut_is_not_saved(tmp_path):
+    model = tiny_t5()
+    for name, made in {
+        "Int8": quantize(model),
+        "LowRank": low_rank_head(model, 4),
+    }.items():
+        with pytest.raises(errors.InputError, match=f"is a {name}, which"):
+            t5_weights.save_t5(made, tmp_path / "own")
+        assert not (tmp_path / "own").exists()

@@ -16,6 +16,7 @@ from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config, num_parameters
 from specjax.models.widen import widen, widened_config
 from tests.helpers import (
+    compile_with,
     perturbed,
     quick_compile,  # noqa: F401
     ragged_sources,
@@ -346,15 +347,13 @@ def test_it_has_the_published_shape(family, preset):
 
 
 @pytest.fixture
-def quick_programs():
+def all_optimizations():
     """Half a billion weights take longer than to compile what makes them."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    yield from compile_with(False)
 
 
 @pytest.mark.slow
-def test_layers_of_the_largest_shape(quick_programs):
+def test_layers_of_the_largest_shape(all_optimizations):
     published = T5Config.preset("t5-v1_1-xxl")
     preset = dataclasses.replace(
         published, vocab_size=48, num_encoder_layers=1, num_decoder_layers=1
