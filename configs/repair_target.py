@@ -25,7 +25,9 @@ def get_config() -> ml_collections.ConfigDict:
             layer_dropout=0.0,  # chance that the last decoder layer is left out
             exit_loss=0.0,  # weight of the loss at an earlier decoder layer
             accumulate=1,  # micro-batches of a step, one after another
-            compute_dtype="",  # bfloat16; empty: the parameters' float32
+            # bfloat16; bfloat16_products, which rounds the factors of products alone
+            # and is twice as fast on a CPU with AMX; empty: the parameters' float32.
+            compute_dtype="",
             log_every=20,
             evaluate_every=200,  # teacher-forced, on all the held-out rows
             decode_every=0,  # steps between greedy decodes; 0: never

@@ -16,14 +16,19 @@ from specjax import checkpoints, errors
 from specjax.data import batches
 from specjax.metrics import text
 from specjax.models import t5_config
-from specjax.training import distill, layer_skip, optimizer, texts
+from specjax.training import distill, layer_skip, optimizer, step, texts
 
 INITS = ("mimetic", "dictionary", "random", "target")
 
 # Of the exported model; trained weights fit into all of them.
 STORED = {"float32": jnp.float32, "float16": jnp.float16, "bfloat16": jnp.bfloat16}
 # Of parameters and activations within a step; empty: that of the parameters.
-COMPUTE = {"": None, "float32": jnp.float32, "bfloat16": jnp.bfloat16}
+COMPUTE = {
+    "": None,
+    "float32": jnp.float32,
+    "bfloat16": jnp.bfloat16,
+    step.PRODUCTS: step.PRODUCTS,
+}
 
 # What an evaluation writes, and whether more of it is better. Scores of decoded texts
 # bear a prefix: `exact_match` alone is counted under teacher forcing.

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from specjax.models.dense import Int8
+from specjax.models.dense import Int8, Rounded
 
 
 def look_up(
-    table: Float[Array, "V D"] | Int8, ids: Int[Array, "*N"]
+    table: Float[Array, "V D"] | Int8 | Rounded, ids: Int[Array, "*N"]
 ) -> Float[Array, "*N D"]:
     """Row ``ids[i]`` of the table for each i.
 
@@ -24,7 +24,7 @@ def look_up(
     """
     if isinstance(table, Int8):
         return table.rows(ids)
-    return _look_up(table, ids)
+    return _look_up(table.values if isinstance(table, Rounded) else table, ids)
 
 
 @jax.custom_vjp

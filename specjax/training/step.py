@@ -13,10 +13,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import errors
-from specjax.models import shared_encoder, t5
+from specjax.models import dense, shared_encoder, t5
 from specjax.models.base import DecoderOutput
 from specjax.training import distill, layer_skip, losses, optimizer
 
+# In place of a type to compute in: float32, but for products of bfloat16 factors.
+PRODUCTS = "bfloat16_products"
 _COMPUTE = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
 
 
@@ -141,12 +143,16 @@ def mean_gradients(
                 "to distil: give one of them"
             )
     early = skip is not None and skip.exit_loss > 0
+    rounds = compute_dtype is PRODUCTS
+    master = dense.rounded(target) if rounds and target is not None else target
     tokens = jnp.sum(batch.targets_mask, dtype=jnp.float32)
     count = jnp.maximum(tokens, 1.0)
 
     def share(
         computing: t5.T5, rows: Batch, number: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        if rounds:
+            computing = dense.rounded(computing)
         own = jax.random.fold_in(key, number)
         # Dropout splits it in two.
         layers_key, exit_key = (jax.random.fold_in(own, purpose) for purpose in (2, 3))
@@ -155,7 +161,8 @@ def mean_gradients(
                 computing, skip.layer_dropout, layers_key
             )
         taps = tuple(range(len(computing.decoder) - 1)) if early else ()
-        output = forced_output(shared_encoder.whole(computing, target), rows, own, taps)
+        whole = shared_encoder.whole(computing, master)
+        output = forced_output(whole, rows, own, taps)
         logits = output.logits
         sums = losses.token_loss(
             logits, rows.targets, rows.targets_mask, label_smoothing, z_loss
@@ -168,8 +175,8 @@ def mean_gradients(
             at_exit = losses.token_loss(exits, rows.targets, rows.targets_mask)
             shares["exit_loss"] = at_exit.loss
             shares["loss"] = shares["loss"] + skip.exit_loss * at_exit.loss
-        if target is not None and divergence is not None:
-            taught = teacher_forced(target, rows)
+        if master is not None and divergence is not None:
+            taught = teacher_forced(master, rows)
             apart = distill.distill_loss(
                 taught, logits, rows.targets, rows.targets_mask, divergence
             )
@@ -215,15 +222,18 @@ def _check(
         raise errors.InputError(f"label_smoothing is {label_smoothing}: in [0, 1)")
     if not z_loss >= 0:
         raise errors.InputError(f"z_loss is {z_loss}: at least 0")
-    if compute_dtype is not None and jnp.dtype(compute_dtype) not in _COMPUTE:
+    known = compute_dtype is None or compute_dtype is PRODUCTS
+    if not known and jnp.dtype(compute_dtype) not in _COMPUTE:
         raise errors.InputError(
-            f"compute_dtype is {jnp.dtype(compute_dtype)}: float32, bfloat16 or None; "
-            "T5's activations overflow float16"
+            f"compute_dtype is {jnp.dtype(compute_dtype)}: float32, bfloat16, "
+            f"{PRODUCTS} or None; T5's activations overflow float16"
         )
 
 
 def _cast(model: t5.T5, dtype: DTypeLike | None) -> t5.T5:
-    return model if dtype is None else jax.tree.map(lambda x: x.astype(dtype), model)
+    if dtype is None or dtype is PRODUCTS:
+        return model
+    return jax.tree.map(lambda x: x.astype(dtype), model)
 
 
 @partial(
@@ -272,9 +282,10 @@ def train_step(
         compute_dtype: of parameters and activations on the way forward and back:
             float32 or bfloat16. The parameters that are kept, the sum of the
             micro-batches' gradients, the optimizer's state, the logits and the loss
-            stay float32. None: that of the parameters.
+            stay float32. `PRODUCTS`: float32, but for the factors of products with
+            weights (`dense.Rounded`). None: that of the parameters.
         target: the model to distil, with `divergence`; its logits stay on the device.
-            It computes in its own type, whatever `compute_dtype` is.
+            It computes in its own type; with `PRODUCTS` its factors are rounded too.
         divergence: from the target's laws.
         skip: how a target is trained for early exits; None: it is not.
 
