@@ -5,10 +5,10 @@
 Expected (Debian bookworm, two minutes on one core): DIR/train.jsonl with 41,600 pairs
 (summaries, sentences, list items and paragraphs of up to 400 characters),
 validation.jsonl and test.jsonl with 700-800 each from other packages, spiece.model
-with 7,900 pieces of both languages (8,000 ids with the 100 sentinels), and data.json
+with 1,948 pieces of both languages (2,048 ids with the 100 sentinels), and data.json
 with the counts.
 
-Programs' messages give more pairs for the training split: 116,487 from the packages
+Programs' messages give more pairs for the training split: 126,519 from the packages
 that `configs/ende_packages.txt` names (2.6 GB to fetch, of which 21 MB are catalogues).
 Any package with German catalogues will do; one that is not to be had is left out.
 
@@ -34,7 +34,7 @@ def get_config() -> ml_collections.ConfigDict:
             max_length=400,  # characters of either side
             max_ratio=3.0,  # of the two sides' lengths
             catalogues="",  # folder of de/LC_MESSAGES/*.mo at any depth, for more pairs
-            num_pieces=7900,  # without the sentinels
+            num_pieces=1948,  # without the sentinels
             tokenizer="",  # a folder or spiece.model to copy; empty: train num_pieces
             prefix="",  # before every source: T5's is "translate English to German: "
         )

@@ -18,7 +18,7 @@ def get_config() -> ml_collections.ConfigDict:
     config = ende_short.get_config()
     config.model.update(repair_draft.get_config().model)
     # One table for both ends: most of a draft of so many ids would be the two of them.
-    config.model.update(vocab_size=8000, tied_head=True, scaled_head=True)
+    config.model.update(vocab_size=2048, tied_head=True, scaled_head=True)
     config.init = "dictionary"
     config.optimizer.update(learning_rate=3e-3, steps=1400, decay_steps=1300)
     config.data.update(max_tokens=96, validation_rows=500)

@@ -37,6 +37,8 @@ def get_config() -> ml_collections.ConfigDict:
                 slot_decay=0.8,
                 floor=0.5,
             ),
+            # bfloat16_products: see `configs/repair_target.py`; empty: float32.
+            compute_dtype="",
             log_every=20,
             evaluate_every=200,
             checkpoint_every=100,  # and at every evaluation

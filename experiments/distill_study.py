@@ -13,6 +13,7 @@ DIR/study.md and DIR/study.png (with the extra `plots`).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -77,11 +78,14 @@ def main(
     command.write_json(workdir / "manifest.json", command.manifest(config))
     console = Console()
     rows: list[dict[str, Any]] = []
+    judge: Judge | None = None
     for number, (cell, own) in enumerate(runs.items(), start=1):
         console.print(f"[bold]{number} of {len(runs)}: {' on '.join(cell)}")
         row = done[cell]
         if row is None:
-            row = run(cell, own, config.gamma, folders[cell])
+            # What it holds is the same for all runs.
+            judge = Judge.of(own) if judge is None else judge
+            row = run(cell, own, config.gamma, folders[cell], judge)
             content = row | {"settings": settings[cell]}
             command.write_json(folders[cell] / "study.json", content)
         rows.append(row)
@@ -181,11 +185,29 @@ def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """A target, and what it writes of the held-out sources."""
+
+    master: teacher.Teacher
+    data: train_data.Data
+    held_out: dict[str, teacher.HeldOut]
+
+    @classmethod
+    def of(cls, config: ml_collections.ConfigDict) -> Judge:
+        """The judge of runs with these settings."""
+        master = teacher.load_teacher(config)
+        assert master is not None  # checked at the door
+        data = train_data.load_data(config, lambda line: None)
+        return cls(master, data, master.held_out(config, data))
+
+
 def run(
     cell: tuple[str, str],
     config: ml_collections.ConfigDict,
     gamma: int,
     folder: pathlib.Path,
+    judge: Judge,
 ) -> dict[str, Any]:
     """Trains one draft and measures what it exports.
 
@@ -194,36 +216,29 @@ def run(
         config: its settings.
         gamma: of the block efficiency.
         folder: of the run.
+        judge: of the exported draft.
 
     Returns:
         Its divergence, its writer, ``alpha_greedy``, ``alpha_sampled`` and the block
         efficiencies ``tokens_per_call_greedy`` and ``tokens_per_call_sampled``.
     """
     train.train(config, folder)
-    master = teacher.load_teacher(config)
-    assert master is not None  # checked at the door
     draft = t5_weights.load_t5(folder / "export")
-    data = train_data.load_data(config, lambda line: None)
-    held_out = master.held_out(config, data)
     divergence, writer = cell
     return {
         "divergence": divergence,
         "writer": writer,
         "steps": config.optimizer.steps,
-        **master.alphas(draft, held_out),
-        **block_efficiencies(config, gamma, master, draft, data, held_out),
+        **judge.master.alphas(draft, judge.held_out),
+        **block_efficiencies(config, gamma, draft, judge),
     }
 
 
 def block_efficiencies(
-    config: ml_collections.ConfigDict,
-    gamma: int,
-    master: teacher.Teacher,
-    draft: t5.T5,
-    data: train_data.Data,
-    held_out: dict[str, teacher.HeldOut],
+    config: ml_collections.ConfigDict, gamma: int, draft: t5.T5, judge: Judge
 ) -> dict[str, float]:
     """Tokens per target call of held-out sources, greedy and sampled."""
+    master, data = judge.master, judge.data
     pair = build.Pair(
         target=master.target,
         drafter=ModelDrafter(draft),
@@ -235,7 +250,7 @@ def block_efficiencies(
     rows = len(data.sources[: config.evaluate.rows])
     keys = build.row_keys(config.seed, rows)
     result = {}
-    for name, own in held_out.items():
+    for name, own in judge.held_out.items():
         mode = side_by_side.Mode(name, own.sampling, None, gamma)
         stats = [setup.speculative(part, keys, mode).stats for part in own.parts]
         result[f"tokens_per_call_{name}"] = metrics.block_efficiency(

@@ -46,6 +46,8 @@ from specjax.training import distill, slots, step, texts
 
 # Beside the run's own, for what evaluations draw by chance: the same each time.
 _HELD_OUT = 2**32 - 2
+# Whether the factors of products are rounded, by ``config.compute_dtype``.
+COMPUTE = {"": False, step.PRODUCTS: True}
 
 
 def train(
@@ -141,6 +143,7 @@ def train(
                 config=optimizer,
                 how=how,
                 gamma=config.gamma,
+                rounds=COMPUTE[config.compute_dtype],
             )
             state = state.replace(
                 epoch=jnp.array(position.epoch, jnp.int32),
@@ -184,6 +187,7 @@ def check(config: ml_collections.ConfigDict) -> slots.Objective:
     """
     train_settings.check_run(config, default.get_config())
     build.named(build_drafter.TRAINABLE, config.kind, "kind")
+    build.named(COMPUTE, config.compute_dtype, "compute_dtype")
     for kind, given in config.settings.items():
         unread = [name for name in given if given[name] is not None]
         if kind != config.kind and unread:

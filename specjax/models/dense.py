@@ -6,7 +6,8 @@ XLA's CPU backend reads weights at a third of the memory bandwidth when a produc
 small weight stays in the processor's cache, and is multiplied lane by lane.
 Other platforms, and products of many rows, take the plain form. Every projection of a
 model goes through here, so that this choice stands in one place. So does a weight that
-is not stored as its numbers, or multiplies otherwise, a `Weight`, of which a model need not know.
+is not stored as its numbers, or multiplies otherwise: a `Weight`, of which a model need
+not know.
 """
 
 from __future__ import annotations
@@ -140,6 +141,15 @@ class Rounded(Weight):
     """
 
     values: Float[Array, "*out in_dim"]
+
+    def __getitem__(self, index: Any) -> Rounded:
+        """Some of its outputs."""
+        return Rounded(self.values[index])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return self.values.shape
 
     @property
     def dtype(self) -> jnp.dtype:

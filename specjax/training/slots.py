@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from specjax import errors
 from specjax.drafters.base import SlotLogits, TrainableDrafter
+from specjax.models import dense
 from specjax.models.base import Encoded
 from specjax.training import distill, losses, optimizer, step
 
@@ -281,7 +282,9 @@ def slot_scores(
     return slot_loss(slots, logits, batch.targets, batch.targets_mask, how, gamma=gamma)
 
 
-@partial(jax.jit, static_argnames=("config", "how", "gamma"), donate_argnums=0)
+@partial(
+    jax.jit, static_argnames=("config", "how", "gamma", "rounds"), donate_argnums=0
+)
 def slot_step(
     state: step.TrainState,
     target: Any,
@@ -290,6 +293,7 @@ def slot_step(
     config: optimizer.OptimizerConfig,
     how: Objective,
     gamma: int,
+    rounds: bool = False,
 ) -> tuple[step.TrainState, dict[str, jax.Array]]:
     """One step of the optimizer on all arrays of a drafter, and on nothing else.
 
@@ -300,14 +304,18 @@ def slot_step(
         config: of the optimizer.
         how: divergence and weights.
         gamma: slots of a block.
+        rounds: the factors of products with weights, to bfloat16 (`dense.Rounded`).
 
     Returns:
         The next state, and ``loss``, ``expected_length``, ``tokens``, ``grad_norm`` and
         ``learning_rate`` of this step.
     """
     key = jax.random.fold_in(state.key, state.step)
+    if rounds:
+        target = dense.rounded(target)
 
     def loss(drafter: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        drafter = dense.rounded(drafter) if rounds else drafter
         means = slot_scores(drafter, target, batch, key, how, gamma=gamma).means()
         return means["loss"], means
 

@@ -94,7 +94,8 @@ def test_what_is_measured_is_what_is_exported(config, tmp_path, monkeypatch):
         return real[-1] | {"alpha_sampled": next(worse)}
 
     monkeypatch.setattr(train, "evaluate", evaluate)
-    row = distill_study.run(("jsd", "truth"), own, 3, tmp_path)
+    judge = distill_study.Judge.of(own)
+    row = distill_study.run(("jsd", "truth"), own, 3, tmp_path, judge)
     master = teacher.load_teacher(own)
     data = train_data.load_data(own, lambda line: None)
     best = t5_weights.load_t5(tmp_path / "export")

@@ -49,3 +49,38 @@ def test_what_is_unrolled():
     assert [rows for rows in range(1, 12) if small(rows)] == list(range(2, 9))
     assert not small(4, jnp.zeros((4096, 256))) and not small(4, jnp.zeros((16, 20)))
     assert not small(4, weight.astype(jnp.bfloat16), jnp.bfloat16)
+
+
+def half(x) -> np.ndarray:
+    """Rounded to bfloat16, and wide again."""
+    return np.array(jnp.asarray(x).astype(jnp.bfloat16), np.float64)
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_rounded_products_round_their_factors_alone():
+    x = jax.random.normal(jax.random.key(0), (3, 5, 16))
+    weight = jax.random.normal(jax.random.key(1), (4, 6, 16))
+    gradient = jax.random.normal(jax.random.key(2), (3, 5, 4, 6))
+    rounded = dense.Rounded(weight)
+    assert rounded.dtype == jnp.float32 and dense.dense(x, rounded[1:]).shape[2] == 3
+
+    product, back = jax.vjp(dense.dense, x, rounded)
+    of_x, of_weight = back(gradient)
+    # Sums, and what goes on, are float32: closer than bfloat16 could say.
+    exact = np.einsum("btd,hkd->bthk", half(x), half(weight))
+    np.testing.assert_allclose(product, exact, rtol=1e-5, atol=1e-5)
+    exact = np.einsum("bthk,hkd->btd", half(gradient), half(weight))
+    np.testing.assert_allclose(of_x, exact, rtol=1e-5, atol=1e-5)
+    exact = np.einsum("bthk,btd->hkd", half(gradient), half(x))
+    np.testing.assert_allclose(of_weight.values, exact, rtol=1e-5, atol=1e-5)
+    assert np.abs(np.array(product) - np.array(dense.dense(x, weight))).max() > 1e-3
+
+    bfloat16 = dense.dense(x.astype(jnp.bfloat16), rounded, jnp.bfloat16)
+    assert bfloat16.dtype == jnp.bfloat16
+
+
+def test_what_is_rounded():
+    tree = {"wi": jnp.ones((2, 3)), "scale": jnp.ones(3), "ids": jnp.ones((2, 2), int)}
+    kinds = {name: type(leaf) for name, leaf in dense.rounded(tree).items()}
+    assert kinds.pop("wi") is dense.Rounded
+    assert dense.Rounded not in kinds.values()

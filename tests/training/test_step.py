@@ -207,6 +207,34 @@ def test_bfloat16_computes_and_float32_is_kept():
     )
 
 
+def test_products_of_bfloat16_factors_compute_nearly_the_same():
+    def state() -> step.TrainState:
+        model = init.mimetic_init(t5.T5(CONFIG, jax.random.key(0)))
+        return step.init_state(model, OPTIMIZER, jax.random.key(1))
+
+    def text(dtype) -> str:
+        return step.train_step.lower(
+            state(), copy_batch(0), config=OPTIMIZER, compute_dtype=dtype
+        ).as_text()
+
+    # All projections there and back, of one layer each side and the head; no scores.
+    rounded = re.findall(
+        r"dot_general .*xbf16>.*xbf16>\) -> .*xf32>", text(step.PRODUCTS)
+    )
+    assert len(rounded) == 3 * 12 and "bf16" not in text(None)
+
+    after, metrics = step.train_step(
+        state(), copy_batch(0), config=OPTIMIZER, compute_dtype=step.PRODUCTS
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(after.model)} == {
+        jnp.dtype("float32")
+    }
+    _, exact = step.train_step(state(), copy_batch(0), config=OPTIMIZER)
+    for name in ("loss", "grad_norm"):
+        assert float(metrics[name]) == pytest.approx(float(exact[name]), rel=1e-2)
+        assert float(metrics[name]) != float(exact[name])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
