@@ -49,7 +49,7 @@ make_venv = python='$(2)'; \
 	  rm -rf $(1); exit 1; fi
 
 .PHONY: help demo bench test test-slow test-parity test-newest test-colab test-all \
-	lint format types clean
+	lint format types docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,9 +96,13 @@ format: $(VENV)/.dev  ## let ruff rewrite what it can
 types: $(VENV)/.dev  ## mypy
 	$(VENV)/bin/mypy
 
+# Not --quiet, which would hide from --strict the warnings that it counts.
+docs: $(VENV)/.docs  ## build the pages of docs/ into site/; a link that leads nowhere fails
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
 clean:  ## remove environments, caches and builds; runs/ stays
 	rm -rf $(VENV) .venv-newest .venv-colab .cache .mypy_cache .pytest_cache .ruff_cache
-	rm -rf build dist specjax.egg-info
+	rm -rf build dist site specjax.egg-info
 	find specjax experiments configs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is made once; a stamp in it records each set of packages installed.
@@ -113,6 +117,10 @@ $(VENV)/.core: $(VENV)/.made pyproject.toml constraints-3.11.txt
 
 $(VENV)/.dev: $(VENV)/.core
 	$(VENV)/bin/python $(PIP) -c constraints-3.11.txt -e '.[test,dev,plots,data]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	$(VENV)/bin/python $(PIP) -c constraints-3.11.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.dev

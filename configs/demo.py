@@ -51,6 +51,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.sampling = _sampling()
     config.sampling.temperature = 1.0
     config.draft_sampling = _sampling()
+    config.controls = _controls()
+    config.samples = 1  # of each line, side by side, in the sampled run
     config.input = str(pathlib.Path(__file__).with_name("demo_repair.txt"))
     config.task_prefix = "repair: "  # put before each line
     config.buckets = (64, 128, 256, 512)  # source lengths that are padded to
@@ -68,3 +70,18 @@ def _sampling() -> ml_collections.ConfigDict:
     sampling.top_k = config_dict.placeholder(int)
     sampling.top_p = config_dict.placeholder(float)
     return sampling
+
+
+def _controls() -> ml_collections.ConfigDict:
+    """Of every run, on both models; `specjax.controls` says what each does."""
+    controls = ml_collections.ConfigDict()
+    # Decoder tokens, counted as max_length.
+    controls.min_length = config_dict.placeholder(int)
+    controls.banned_ids = ()
+    # As the tokenizer spells them at a word's start: mail,server.
+    controls.banned_words = ()
+    controls.repetition_penalty = config_dict.placeholder(float)  # above 1: against
+    controls.frequency_penalty = config_dict.placeholder(float)  # per occurrence
+    controls.presence_penalty = config_dict.placeholder(float)
+    controls.no_repeat_ngram = config_dict.placeholder(int)
+    return controls

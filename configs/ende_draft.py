@@ -1,10 +1,18 @@
-"""The draft of the `ende` pair: a sixth of the weights a step of the target.
+"""The draft of the `ende` pair: a ninth of the weights a step of the target.
 
-    python -m experiments.distill --config=configs/ende_draft.py \
-        --config.data.folder=DATA --config.data.train=FILE --workdir=DIR
+    D="python -m experiments.distill --config=configs/ende_draft.py
+        --config.data.folder=DATA"
+    $D --config.optimizer.steps=900 --config.optimizer.decay_steps=800 --workdir=FIRST
+    $D --config.data.train=FILE --config.init=FIRST/export --workdir=SECOND \
+        --config.optimizer.learning_rate=1.5e-3 --config.optimizer.steps=900 \
+        --config.optimizer.decay_steps=850
+    $D --config.data.train=FILE --config.init=SECOND/export --workdir=DIR \
+        --config.distill.name=jsd --config.optimizer.learning_rate=1.2e-3 \
+        --config.optimizer.steps=1000 --config.optimizer.decay_steps=950
 
-FILE is a JSONL of `source` and `target` whose targets the target model has written
-(`configs/ende_generate.py`).
+First by forward KL from the target's laws on people's texts, then on the target's own
+(FILE, by `configs/ende_generate.py`), at last by JSD, which meets the target best but
+does not get going from random numbers (`configs/distill_study.py`).
 Expected: DIR/export, a Hugging Face directory.
 """
 
@@ -20,7 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
     # One table for both ends: most of a draft of so many ids would be the two of them.
     config.model.update(vocab_size=2048, tied_head=True, scaled_head=True)
     config.init = "dictionary"
-    config.optimizer.update(learning_rate=3e-3, steps=1400, decay_steps=1300)
+    config.optimizer.update(learning_rate=3e-3, steps=900, decay_steps=800)
     config.data.update(max_tokens=96, validation_rows=500)
     config.distill.target = "zoo/ende/target"
     return config

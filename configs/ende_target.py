@@ -18,8 +18,8 @@ def get_config() -> ml_collections.ConfigDict:
     config = ende_short.get_config()
     config.init = ""  # SHORT/export
     config.label_smoothing = 0.1
-    config.evaluate_every = 200
+    config.evaluate_every = 500
     config.model.dropout_rate = 0.1
-    config.optimizer.update(learning_rate=1.2e-3, steps=1700, decay_steps=900)
+    config.optimizer.update(learning_rate=1.2e-3, steps=4000, decay_steps=3500)
     config.data.update(max_tokens=96, validation_rows=500)
     return config

@@ -49,6 +49,14 @@ class Cells:
             whole.append(line)
         path.write_text("\n".join([head, *whole, ""]), encoding="utf-8")
 
+    def find(self, key: Mapping[str, str]) -> Row | None:
+        """The result of a cell if it is known.
+
+        Args:
+            key: of the cell.
+        """
+        return self._done.get(_name(key))
+
     def get(self, key: Mapping[str, str], make: Callable[[], Row]) -> Row | None:
         """The result of a cell: as it stands in the file, or made now.
 

@@ -4,7 +4,8 @@
 
 Shows every output in colour (which tokens were drafted and stood), then speed,
 acceptance and costs. Writes DIR/manifest.json, DIR/metrics.json and DIR/decodes.jsonl,
-where `"finished": false` is an output that ``config.max_length`` cut.
+where `"finished": false` is an output that ``config.max_length`` cut. With
+``config.samples`` each line counts as so many rows.
 Exit code 1: outputs that must be the same both ways (greedy ones, and samples that
 share the target's noise) differ by more than rounding explains. A lossy verifier's may,
 and it is named as lossy wherever its results stand.
@@ -25,6 +26,7 @@ from configs import demo
 from experiments import (
     baseline,
     build,
+    build_controls,
     build_tree,
     command,
     input_lines,
@@ -33,6 +35,7 @@ from experiments import (
 )
 from specjax import errors, metrics, tree_picker
 from specjax.data import batches
+from specjax.data import tokenizer as tokenizers
 from specjax.report import table, trace
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
@@ -45,7 +48,7 @@ def main(
     from rich.console import Console
 
     build.check_settings(config, demo.get_config())
-    build.positive(config, "batch_size", "repeats")
+    build.positive(config, "batch_size", "repeats", "samples")
     build.check_max_length(config)
     buckets = build.buckets(config)
     path = input_lines.input_file(values.input or config.input)
@@ -56,9 +59,11 @@ def main(
     tree = build_tree.build_tree(config, verifier)
     gamma = build.parse_gamma(config.gamma, tree.depth if tree else None)
     pair = build.build_pair(config)
-    modes = build_modes(config, pair.num_tokens, gamma)
+    modes = build_modes(config, pair.tokenizer, pair.num_tokens, gamma)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
     input_lines.check_lengths(rows, buckets, path)
+    lines = [line for line in lines for _ in range(config.samples)]
+    rows = [row for row in rows for _ in range(config.samples)]
     parts = list(batches.inference_batches(rows, config.batch_size, buckets))
     keys = build.row_keys(config.seed, len(rows))
     # Costs are those of the bucket that holds the most lines.
@@ -179,12 +184,16 @@ def pick_tree(
 
 
 def build_modes(
-    config: ml_collections.ConfigDict, num_tokens: int | None, gamma: int | None
+    config: ml_collections.ConfigDict,
+    tokenizer: tokenizers.Tokenizer,
+    num_tokens: int | None,
+    gamma: int | None,
 ) -> list[side_by_side.Mode]:
     """The runs asked for, in order.
 
     Raises:
-        InputError: an unknown or missing run, or sampling that means nothing.
+        InputError: an unknown or missing run, or sampling or controls that mean
+            nothing.
     """
     greedy = Sampling(temperature=None, num_tokens=num_tokens)
     sampled = build.build_sampling(config.sampling, "sampling", num_tokens)
@@ -217,6 +226,18 @@ def build_modes(
             "config.siblings is set and config.runs has no sampled run: the children "
             "of a greedy draft are its most probable tokens; leave it out"
         )
+    if config.samples > 1 and "greedy" in names:
+        raise errors.InputError(
+            f"config.samples is {config.samples} and config.runs has the greedy run, "
+            "whose samples are all alike: --config.runs=sampled leaves it out"
+        )
+    edits = build_controls.build_controls(config, tokenizer)
+    for name, mode in known.items():
+        if mode.draft_sampling is not None:
+            draft = mode.draft_sampling.replace(controls=edits)
+            mode = dataclasses.replace(mode, draft_sampling=draft)
+        sampling = mode.sampling.replace(controls=edits)
+        known[name] = dataclasses.replace(mode, sampling=sampling)
     return [mode for name, mode in known.items() if name in names]
 
 

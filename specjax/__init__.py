@@ -1,5 +1,6 @@
 """Speculative decoding of encoder-decoder models in JAX, exact by construction."""
 
+from specjax.beam import BeamOutput, beam_generate
 from specjax.decoding import (
     DecodeOutput,
     autoregressive_generate,
@@ -21,6 +22,7 @@ from specjax.verify import Verifier, block_verify, token_verify
 __version__ = "0.1.0"
 
 __all__ = [
+    "BeamOutput",
     "DecodeOutput",
     "InputError",
     "ModelDrafter",
@@ -32,6 +34,7 @@ __all__ = [
     "TreeDrafter",
     "Verifier",
     "autoregressive_generate",
+    "beam_generate",
     "block_verify",
     "load",
     "load_t5",

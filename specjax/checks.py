@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from specjax.controls import MinLength, check_vocabulary
 from specjax.drafters.base import Drafter
 from specjax.drafters.lengths import check_rule
 from specjax.errors import InputError, is_whole
-from specjax.sampling import Sampling, check_sampling
+from specjax.sampling import Sampling, check_sampling, draft_settings
 from specjax.types import DraftBlock
 from specjax.verify import Verifier
 
@@ -22,7 +23,7 @@ def _concrete(*values: object) -> bool:
 def check_arguments(
     inputs: Array,
     mask: Array,
-    keys: Array,
+    keys: Array | None,
     sampling: Sampling,
     max_length: int,
     budget: int | Array,
@@ -30,7 +31,7 @@ def check_arguments(
     prefix_length: Array,
     eos_id: int | Array,
 ) -> None:
-    """Checks what every decode needs.
+    """Checks what every decode needs; one that draws nothing has no keys.
 
     Raises:
         InputError: naming the argument and what it must be.
@@ -45,7 +46,8 @@ def check_arguments(
         raise InputError(
             f"mask has shape {mask.shape} and inputs {inputs.shape}: they must agree"
         )
-    check_keys(keys, batch)
+    if keys is not None:
+        check_keys(keys, batch)
     check_sampling(sampling, "sampling", batch)
     if prefix.ndim != 2 or prefix.shape[0] != batch or prefix.shape[1] < 1:
         raise InputError(
@@ -111,6 +113,23 @@ def check_ids(
             raise InputError(
                 f"{name}[{row}, {position}] is {ids[row, position]}: the target has "
                 f"ids 0 to {vocab_size - 1}"
+            )
+
+
+def check_controls(sampling: Sampling, eos_id: int | Array, vocab_size: int) -> None:
+    """Controls must speak of the target's ids, and of the id that ends its rows.
+
+    Raises:
+        InputError: naming the control.
+    """
+    for control in sampling.controls:
+        check_vocabulary(control, "sampling", vocab_size)
+        if not isinstance(control, MinLength) or not _concrete(control.eos_id, eos_id):
+            continue
+        if np.any(np.asarray(control.eos_id) != np.asarray(eos_id)):
+            raise InputError(
+                f"sampling.controls: MinLength.eos_id is {control.eos_id} and rows end "
+                f"at eos_id {eos_id}: they must be the same"
             )
 
 
@@ -207,8 +226,7 @@ def check_speculation(
     """Checks what only speculation needs, and settles the draft's sampling.
 
     Returns:
-        The sampling that the drafter uses. It masks the target's dead rows too, since a
-        draft there is always rejected.
+        The sampling that the drafter uses; see `sampling.draft_settings`.
 
     Raises:
         InputError: naming what does not fit.
@@ -246,6 +264,4 @@ def check_speculation(
             "it out"
         )
     check_sampling(draft_sampling, "draft_sampling", batch)
-    if draft_sampling.num_tokens is None:
-        draft_sampling = draft_sampling.replace(num_tokens=sampling.num_tokens)
-    return draft_sampling
+    return draft_settings(sampling, draft_sampling)

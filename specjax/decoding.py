@@ -179,6 +179,7 @@ def _arguments(
         inputs, mask, keys, sampling, max_length, budget, prefix, prefix_length, eos_id
     )
     checks.check_ids(inputs, mask, prefix, prefix_length, target.vocab_size)
+    checks.check_controls(sampling, eos_id, target.vocab_size)
     return dict(
         inputs=jnp.asarray(inputs, jnp.int32),
         mask=jnp.asarray(mask, bool),

@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
+from jaxtyping import Array, Key
 
 from specjax import zoo
+from specjax.beam import BeamOutput, beam_generate
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
 from specjax.decoding import (
@@ -26,7 +28,7 @@ from specjax.decoding import (
 )
 from specjax.drafters.base import Drafter
 from specjax.drafters.model import ModelDrafter
-from specjax.errors import InputError
+from specjax.errors import InputError, is_whole
 from specjax.models.t5 import T5
 from specjax.models.t5_weights import load_t5
 from specjax.sampling import Sampling
@@ -37,12 +39,13 @@ class Generation:
     """What was written for some texts.
 
     Attributes:
-        texts: one per source.
-        output: tokens, lengths and counts.
+        texts: one per row: per source, or `samples` of each source side by side.
+        output: tokens, lengths and counts; of beam search all beams, of which `texts`
+            has the best.
     """
 
     texts: list[str]
-    output: DecodeOutput
+    output: DecodeOutput | BeamOutput
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -74,7 +77,9 @@ class Pair:
         self,
         sources: Sequence[str],
         *,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
+        samples: int = 1,
+        beams: int | None = None,
         sampling: Sampling = Sampling(temperature=None),  # noqa: B008 (frozen)
         pad_to_multiple: int = 32,
         **options: Any,
@@ -83,16 +88,21 @@ class Pair:
 
         Args:
             sources: texts.
-            seed: row i draws with key i of ``split(key(seed))``.
+            seed: row i draws with key i of ``split(key(seed))``; or a seed per row,
+                which then draws as a batch of its own would.
+            samples: texts per source. Each is a row: what may be set by row (seeds,
+                numbers of `sampling`, ``budget``) is for ``samples * len(sources)``.
+            beams: beam search with so many texts, by the target alone; None: none.
             sampling: greedy unless told otherwise.
             pad_to_multiple: source tokens are padded to a multiple of it, so that
                 texts of like lengths share a program. A source may be of any length;
                 what a model was trained on is the caller's to know.
-            **options: of `speculative_generate` or `autoregressive_generate`.
+            **options: of `speculative_generate`, `autoregressive_generate` or
+                `beam_generate`.
 
         Raises:
             InputError: no source, one without text, a text in place of a list of
-                texts, or options that mean nothing.
+                texts, options that mean nothing, or beams beside a drafter.
         """
         if isinstance(sources, str):
             raise InputError("sources is one text: give a list, such as [text]")
@@ -101,33 +111,58 @@ class Pair:
         for number, source in enumerate(sources):
             if not source.strip():
                 raise InputError(f"sources[{number}] is empty: nothing to decode")
+        if not is_whole(samples) or samples < 1:
+            raise InputError(f"samples is {samples}: a whole number, at least 1")
+        if samples > 1 and sampling.greedy:
+            raise InputError(
+                f"samples is {samples} and the sampling is greedy, whose texts of one "
+                "source are all the same: give a temperature, or leave samples out"
+            )
+        if beams is not None and self.drafter is not None:
+            raise InputError(
+                f"beams is {beams} and there is a drafter: beam search ranks many "
+                "texts and speculation verifies one, so that they do not combine; "
+                "take the drafter out (dataclasses.replace(pair, drafter=None)), or "
+                "leave beams out"
+            )
         rows = [self.tokenizer.encode(source) for source in sources]
         width = -(-max(map(len, rows)) // pad_to_multiple) * pad_to_multiple
-        inputs, mask = batches.pad_to_bucket(rows, width)
-        arguments = (
-            jnp.asarray(inputs),
-            jnp.asarray(mask),
-            jax.random.split(jax.random.key(seed, impl="threefry2x32"), len(rows)),
-        )
+        rows = [row for row in rows for _ in range(samples)]
+        padded = tuple(map(jnp.asarray, batches.pad_to_bucket(rows, width)))
         options = {"eos_id": self.tokenizer.eos_id, **options}
         known = [n for n in (sampling.num_tokens, self.num_tokens) if n is not None]
         options["sampling"] = sampling.replace(num_tokens=min(known, default=None))
-        if self.drafter is None:
-            output = autoregressive_generate(self.target, *arguments, **options)
+        output: DecodeOutput | BeamOutput
+        if beams is not None:
+            output = beam_generate(self.target, *padded, beams=beams, **options)
+            tokens, length = output.tokens[:, 0], output.length[:, 0]
         else:
-            output = speculative_generate(
-                self.target, self.drafter, *arguments, **options
-            )
+            arguments = (*padded, _row_keys(seed, len(rows)))
+            if self.drafter is None:
+                output = autoregressive_generate(self.target, *arguments, **options)
+            else:
+                output = speculative_generate(
+                    self.target, self.drafter, *arguments, **options
+                )
+            tokens, length = output.tokens, output.length
         given = options.get("prefix_length", np.ones(len(rows), int))
         if "prefix" in options and "prefix_length" not in options:
             given = np.full(len(rows), options["prefix"].shape[1])
         texts = [
-            self.tokenizer.decode(np.asarray(tokens)[start:end].tolist())
-            for tokens, start, end in zip(
-                output.tokens, np.asarray(given), np.asarray(output.length), strict=True
+            self.tokenizer.decode(own[start:end].tolist())
+            for own, start, end in zip(
+                np.asarray(tokens), np.asarray(given), np.asarray(length), strict=True
             )
         ]
         return Generation(texts=texts, output=output)
+
+
+def _row_keys(seed: int | Sequence[int], rows: int) -> Key[Array, " B"]:
+    if not isinstance(seed, Sequence | np.ndarray):
+        return jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows)
+    if len(seed) != rows:
+        raise InputError(f"seed has {len(seed)} numbers: one, or one per row ({rows})")
+    return jnp.concatenate([_row_keys(int(own), 1) for own in seed])
 
 
 def load_model(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,25 +9,11 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
+from specjax.controls import Control, apply_control, check_control, with_fixed_types
 from specjax.errors import InputError
 from specjax.types import Law, Prefix
 
 Number = float | int | Array | None
-
-
-class Control(Protocol):
-    """A function of the prefix that edits one position's logits. A frozen pytree.
-
-    Penalties, banned tokens, minimum length and forced tokens are controls. They run at
-    every drafted position and on both models, so that p and q stay the laws in use.
-    """
-
-    def __call__(
-        self, logits: Float[Array, " V"], tokens: Int[Array, " L"], length: Array
-    ) -> Float[Array, " V"]:
-        """Edited logits of the token that follows ``tokens[:length]``."""
-        ...
-
 
 _HOTTEST = 1e30
 
@@ -46,7 +30,9 @@ class Sampling:
             the same tokens.
         top_k: keep the k most probable ids, ties in order of id. None: off.
         top_p: keep the smallest most-probable set whose mass reaches top_p. None: off.
-        controls: edits that depend on the prefix.
+        controls: edits that depend on the prefix (`specjax.controls`). They run at
+            every drafted position and on both models, so that p and q stay the laws in
+            use.
         num_tokens: static; ids from here on are dead rows of the vocabulary (padding of
             the embedding to a round size) and get probability 0. None: no dead rows.
     """
@@ -62,6 +48,28 @@ class Sampling:
         """Whether the law is a point mass by construction."""
         return self.temperature is None
 
+    def edited(
+        self, logits: Float[Array, "B T V"], prefix: Prefix | None = None
+    ) -> Float[Array, "B T V"]:
+        """The logits without dead rows and as the controls leave them.
+
+        Args:
+            logits: as of `law`.
+            prefix: as of `law`.
+
+        Raises:
+            InputError: there are controls and no prefix.
+        """
+        logits = mask_dead_rows(logits, self.num_tokens)
+        for control in self.controls:
+            if prefix is None:
+                raise InputError(
+                    "sampling.controls read the prefix, and this drafter or caller "
+                    "gives none: drop the controls or use another drafter"
+                )
+            logits = apply_control(control, logits, prefix)
+        return logits
+
     def law(self, logits: Float[Array, "B T V"], prefix: Prefix | None = None) -> Law:
         """The laws after each of T positions.
 
@@ -73,16 +81,7 @@ class Sampling:
             A one-hot `Law` over the lowest most probable id when greedy, else a dense
             one.
         """
-        logits = mask_dead_rows(logits, self.num_tokens)
-        for control in self.controls:
-            if prefix is None:
-                raise InputError(
-                    "sampling.controls read the prefix, and this drafter or caller "
-                    "gives none: drop the controls or use another drafter"
-                )
-            own = 0 if prefix.tokens.ndim == 3 else None
-            by_position = jax.vmap(control, in_axes=(0, own, 0))
-            logits = jax.vmap(by_position)(logits, prefix.tokens, prefix.length)
+        logits = self.edited(logits, prefix)
         best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         if self.temperature is None:
             ids = best[..., None]
@@ -244,7 +243,8 @@ def check_sampling(
 
     Raises:
         InputError: a negative or boundless temperature, top-k below 1, top-p outside
-            (0, 1], num_tokens below 1, or a per-row setting of another batch size.
+            (0, 1], num_tokens below 1, a per-row setting of another batch size, or
+            numbers of a control that mean nothing.
     """
     rules = {
         # Past the bound a float32 divided by it is 0 or NaN, at dead rows too.
@@ -272,6 +272,27 @@ def check_sampling(
             )
     if sampling.num_tokens is not None and sampling.num_tokens < 1:
         raise InputError(f"{name}.num_tokens is {sampling.num_tokens}: at least 1")
+    for control in sampling.controls:
+        check_control(control, name, batch_size)
+
+
+def draft_settings(sampling: Sampling, draft_sampling: Sampling | None) -> Sampling:
+    """How the draft samples: its own settings, filled up with the target's.
+
+    Dead rows and controls that it does not set are the target's, since a draft that
+    they rule out is always rejected.
+
+    Args:
+        sampling: of the target.
+        draft_sampling: of the draft; None: as the target.
+    """
+    if draft_sampling is None:
+        return sampling
+    num_tokens = draft_sampling.num_tokens
+    return draft_sampling.replace(
+        num_tokens=sampling.num_tokens if num_tokens is None else num_tokens,
+        controls=draft_sampling.controls or sampling.controls,
+    )
 
 
 def with_arrays(sampling: Sampling) -> Sampling:
@@ -284,4 +305,5 @@ def with_arrays(sampling: Sampling) -> Sampling:
         temperature=number(sampling.temperature, jnp.float32),
         top_k=number(sampling.top_k, jnp.int32),
         top_p=number(sampling.top_p, jnp.float32),
+        controls=tuple(with_fixed_types(control) for control in sampling.controls),
     )

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # What each module of specjax may import of specjax. A package stands for all its
 # modules; `models.base` is named apart from the rest of `models`.
 BASE = ("errors", "types", "trees")
-ARRAYS = (*BASE, "sampling")
+ARRAYS = (*BASE, "controls", "sampling")
 DRAFTING = (*ARRAYS, "models.base", "drafters")
 DECODING = (*DRAFTING, "verify", "checks", "decode_state", "commit", "decoding")
 THEORY = ("theory", "theory_laws", "theory_blocks")
@@ -27,7 +27,8 @@ ALLOWED = {
     "errors": (),
     "types": ("errors",),
     "trees": ("errors",),
-    "sampling": BASE,
+    "controls": BASE,
+    "sampling": (*BASE, "controls"),
     "tree_picker": (*BASE, "decode_state"),
     "verify": (*ARRAYS, "verify"),
     "theory": (),
@@ -54,6 +55,7 @@ ALLOWED = {
     "decode_state": DRAFTING,
     "commit": (*DRAFTING, "verify", "decode_state"),
     "decoding": DECODING,
+    "beam": (*ARRAYS, "models.base", "checks"),
     "proof": (*DECODING, "proof"),
     "metrics": METRICS,
     "report": (*METRICS, "report"),
@@ -63,8 +65,8 @@ ALLOWED = {
     "sharding": ("errors",),
     "zoo": ("errors",),
     # The outer edge: conveniences that join everything. Nothing may import them.
-    "": (*METRICS, "models", "data", "pair"),
-    "pair": (*METRICS, "models", "data", "zoo"),
+    "": (*METRICS, "beam", "models", "data", "pair"),
+    "pair": (*METRICS, "beam", "models", "data", "zoo"),
 }
 # Configs and commands stop at the door; `data` knows numpy alone.
 FORBIDDEN = ("absl", "ml_collections", "experiments", "configs", "tests")

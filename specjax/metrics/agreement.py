@@ -16,7 +16,13 @@ from specjax import checks
 from specjax.drafters.base import Committed, Drafter
 from specjax.errors import InputError
 from specjax.models.base import EncoderDecoder
-from specjax.sampling import Sampling, check_sampling, fit_vocabulary, with_arrays
+from specjax.sampling import (
+    Sampling,
+    check_sampling,
+    draft_settings,
+    fit_vocabulary,
+    with_arrays,
+)
 from specjax.types import Law, Noise, Prefix
 from specjax.verify import token_verify
 
@@ -105,10 +111,7 @@ def teacher_forced_alpha(
     Source: Leviathan et al. 2023 (arXiv:2211.17192), Corollary 3.6.
     """
     prefix_length = _check_text(tokens, length, prefix_length)
-    if draft_sampling is None:
-        draft_sampling = sampling
-    if draft_sampling.num_tokens is None:  # as in decoding
-        draft_sampling = draft_sampling.replace(num_tokens=sampling.num_tokens)
+    draft_sampling = draft_settings(sampling, draft_sampling)
     check_sampling(sampling, "sampling", tokens.shape[0])
     check_sampling(draft_sampling, "draft_sampling", tokens.shape[0])
     return _teacher_forced(

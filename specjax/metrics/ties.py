@@ -94,10 +94,11 @@ def _gaps(
     output, _ = target.decode(tokens, None, target.encode(inputs, mask))
     rows = jnp.arange(tokens.shape[0])
     logits = output.logits[rows, jnp.maximum(position - 1, 0)]
+    prefix = Prefix(tokens=tokens, length=position[:, None])
+    logits = sampling.edited(logits[:, None], prefix)[:, 0]
     scores = logits
     if sampling.temperature is not None:
-        prefix = Prefix(tokens=tokens, length=position[:, None])
-        law = sampling.law(logits[:, None], prefix).probs[:, 0]
+        law = sampling.replace(controls=()).law(logits[:, None]).probs[:, 0]
         # What `autoregressive_generate` draws the token at a position with.
         own = fold_rows(fold_rows(keys, SAMPLE), position)
         temperature = jnp.broadcast_to(sampling.temperature, rows.shape)[:, None]

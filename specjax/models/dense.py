@@ -146,6 +146,9 @@ class Rounded(Weight):
         """Some of its outputs."""
         return Rounded(self.values[index])
 
+    def __len__(self) -> int:
+        return len(self.values)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the weight."""

@@ -23,7 +23,7 @@ STYLES = {
     BONUS: "bold bright_blue",
 }
 # Around a token, where there are no colours.
-_MARKS = {ACCEPTED: ("", ""), CORRECTED: ("[", "]"), BONUS: ("{", "}")}
+MARKS = {ACCEPTED: ("", ""), CORRECTED: ("[", "]"), BONUS: ("{", "}")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def coloured(
 
 
 def _marked(text: str, kind: str, marks: bool) -> str:
-    first, last = _MARKS[kind] if marks else ("", "")
+    first, last = MARKS[kind] if marks else ("", "")
     # The space before a word belongs to no token's meaning.
     word = text.lstrip(" ")
     if not word:
