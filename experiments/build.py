@@ -100,8 +100,27 @@ def names(
     return found
 
 
+def all_or_names(
+    config: ml_collections.ConfigDict, setting: str, known: Iterable[str]
+) -> list[str]:
+    """The names that a setting lists, or all of them where it is "all".
+
+    Args:
+        config: the settings.
+        setting: of them.
+        known: which names there are.
+
+    Raises:
+        InputError: as of `names`.
+    """
+    return list(known) if config[setting] == "all" else names(config, setting, known)
+
+
 def check_settings(
-    config: ml_collections.ConfigDict, known: ml_collections.ConfigDict, path: str = ""
+    config: ml_collections.ConfigDict,
+    known: ml_collections.ConfigDict,
+    path: str = "",
+    tables: Iterable[str] = (),
 ) -> None:
     """Refuses a config of another command, and a setting that no command reads.
 
@@ -109,10 +128,14 @@ def check_settings(
         config: the settings.
         known: a config of this command that has all of its settings.
         path: of `config` within the whole.
+        tables: settings that hold entries by names of the user's own.
 
     Raises:
         InputError: naming the first setting that is missing or not known.
     """
+    with known.unlocked():
+        for name in tables:  # as many entries as the config has
+            known[name] = config.get(name, {})
     for name in known:
         if name not in config:
             raise errors.InputError(

@@ -104,19 +104,14 @@ def check(config: ml_collections.ConfigDict) -> list[str]:
         errors.InputError: a setting is missing, not known, or means nothing.
     """
     known = methods_ende.get_config()
-    with known.unlocked():
-        for name in ("task", "level", "method"):  # as many as the config has
-            known[name] = config.get(name, {})
-    build.check_settings(config, known)
+    build.check_settings(config, known, tables=("task", "level", "method"))
     build.positive(config, "gamma", "seeds")
     build.positive(config.timing, "repeats", path="timing.")
     for name, level in config.level.items():
         build.positive(level, "lines", "repeats", path=f"level.{name}.")
     build.check_max_length(config)
     plots.check_plots()
-    if config.methods == "all":
-        return list(config.method)
-    return build.names(config, "methods", config.method)
+    return build.all_or_names(config, "methods", config.method)
 
 
 def write(rows: list[cells.Row], failed: list[str], workdir: pathlib.Path) -> None:

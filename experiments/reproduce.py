@@ -123,11 +123,8 @@ def check(config: ml_collections.ConfigDict) -> list[str]:
     Raises:
         errors.InputError: a setting is missing, not known, or means nothing.
     """
-    known = usual.get_config()
-    with known.unlocked():
-        for name in ("task", "target_cost", "draft_cost"):  # as many as the config has
-            known[name] = config.get(name, {})
-    build.check_settings(config, known)
+    tables = ("task", "target_cost", "draft_cost")
+    build.check_settings(config, usual.get_config(), tables=tables)
     build.check_max_length(config)
     build.buckets(config)
     build.named(build.DTYPES, config.dtype, "dtype")
@@ -167,15 +164,7 @@ def check(config: ml_collections.ConfigDict) -> list[str]:
         ("draft", config.draft_cost),
     ):
         build.named(table, figure[name], f"figure5.{name}")
-    return _names(config, "target_costs", config.target_cost)
-
-
-def _names(
-    config: ml_collections.ConfigDict, setting: str, known: Mapping[str, Any]
-) -> list[str]:
-    if config[setting] == "all":
-        return list(known)
-    return build.names(config, setting, known)
+    return build.all_or_names(config, "target_costs", config.target_cost)
 
 
 def read_tasks(
@@ -186,7 +175,7 @@ def read_tasks(
     Raises:
         errors.InputError: a file or a folder is missing, or a pair does not fit.
     """
-    names = _names(config, "tasks", config.task)
+    names = build.all_or_names(config, "tasks", config.task)
     try:
         tasks = [Task.read(config, name) for name in names]
         reproduce_tasks.check_drafts(tasks, targets)

@@ -143,9 +143,7 @@ def main(
             f"config.cost.seconds is {config.cost.seconds}: above 0"
         )
     shape = t5_config.T5Config.preset(config.cost.model)
-    names = list(build.VERIFIERS)
-    if config.rules != "all":
-        names = list(dict.fromkeys(build.names(config, "rules", build.VERIFIERS)))
+    names = list(dict.fromkeys(build.all_or_names(config, "rules", build.VERIFIERS)))
     runs = ["sampled", "greedy"] if config.greedy else ["sampled"]
     gammas = read_gammas(config)
     if config.drafter not in build_drafter.MODELS:

@@ -18,7 +18,7 @@ from specjax import checks
 from specjax.controls import by_row
 from specjax.errors import InputError, is_whole
 from specjax.models.base import Cache, Encoded, EncoderDecoder
-from specjax.sampling import Sampling, with_arrays
+from specjax.sampling import Sampling
 from specjax.types import Prefix
 
 _ALPHA = 0.6  # of T5's translations and summaries (Raffel et al. 2020, section 3.1.2)
@@ -114,7 +114,6 @@ def beam_generate(
     Source: Wu et al. 2016 (GNMT, arXiv:1609.08144), section 7, for the penalty. GNMT's
     coverage penalty is left out, as in T5.
     """
-    batch = len(inputs)
     if not (is_whole(beams) or isinstance(beams, np.integer)) or beams < 1:
         raise InputError(f"beams is {beams}: a whole number of texts, at least 1")
     if not isinstance(alpha, jax.core.Tracer) and not np.isfinite(alpha):
@@ -124,37 +123,33 @@ def beam_generate(
             "sampling draws tokens and beam search draws none: leave temperature, "
             "top_k and top_p out (Sampling(temperature=None))"
         )
-    if prefix is None:
-        prefix = jnp.zeros((batch, 1), jnp.int32)
-    if prefix_length is None:
-        prefix_length = jnp.full(batch, prefix.shape[1], jnp.int32)
-    budget = max_length if budget is None else budget
-    checks.check_arguments(
-        inputs, mask, None, sampling, max_length, budget, prefix, prefix_length, eos_id
+    arguments = checks.decode_arguments(
+        target,
+        inputs,
+        mask,
+        None,
+        sampling,
+        max_length,
+        budget,
+        prefix,
+        prefix_length,
+        eos_id,
     )
-    checks.check_ids(inputs, mask, prefix, prefix_length, target.vocab_size)
-    checks.check_controls(sampling, eos_id, target.vocab_size)
+    del arguments["keys"]
     return _beam_loop(
         target,
-        jnp.asarray(inputs, jnp.int32),
-        jnp.asarray(mask, bool),
+        **arguments,
         beams=int(beams),
         alpha=jnp.asarray(alpha, jnp.float32),
-        sampling=with_arrays(sampling),
-        max_length=int(max_length),
-        budget=jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (batch,)),
-        prefix=jnp.asarray(prefix, jnp.int32),
-        prefix_length=jnp.asarray(prefix_length, jnp.int32),
-        eos_id=jnp.asarray(eos_id, jnp.int32),
     )
 
 
 @functools.partial(jax.jit, static_argnames=("beams", "max_length"))
 def _beam_loop(
     target: EncoderDecoder,
+    *,
     inputs: Array,
     mask: Array,
-    *,
     beams: int,
     alpha: Array,
     sampling: Sampling,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,8 @@ from specjax.controls import MinLength, check_vocabulary
 from specjax.drafters.base import Drafter
 from specjax.drafters.lengths import check_rule
 from specjax.errors import InputError, is_whole
-from specjax.sampling import Sampling, check_sampling, draft_settings
+from specjax.models.base import EncoderDecoder
+from specjax.sampling import Sampling, check_sampling, draft_settings, with_arrays
 from specjax.types import DraftBlock
 from specjax.verify import Verifier
 
@@ -85,6 +88,56 @@ def check_arguments(
                 f"prefix_length is {lengths.tolist()}: one number per row, each in "
                 f"1..{prefix.shape[1]}"
             )
+
+
+def decode_arguments(
+    target: EncoderDecoder,
+    inputs: Array,
+    mask: Array,
+    keys: Array | None,
+    sampling: Sampling,
+    max_length: int,
+    budget: int | Array | None,
+    prefix: Array | None,
+    prefix_length: Array | None,
+    eos_id: int,
+) -> dict[str, Any]:
+    """Checks what all loops share and fixes types, so that values never retrace.
+
+    Args:
+        target: whose ids they are. The rest: as of `autoregressive_generate`; a loop
+            that draws nothing has no keys.
+
+    Returns:
+        The arguments by name, but for the target.
+
+    Raises:
+        InputError: naming the argument and what it must be.
+    """
+    batch = len(inputs)
+    if prefix is None:
+        prefix = jnp.zeros((batch, 1), jnp.int32)
+    inputs, mask, prefix = jnp.asarray(inputs), jnp.asarray(mask), jnp.asarray(prefix)
+    if prefix_length is None:
+        prefix_length = jnp.full(batch, prefix.shape[1], jnp.int32)
+    if budget is None:
+        budget = max_length
+    check_arguments(
+        inputs, mask, keys, sampling, max_length, budget, prefix, prefix_length, eos_id
+    )
+    check_ids(inputs, mask, prefix, prefix_length, target.vocab_size)
+    check_controls(sampling, eos_id, target.vocab_size)
+    return dict(
+        inputs=jnp.asarray(inputs, jnp.int32),
+        mask=jnp.asarray(mask, bool),
+        keys=keys,
+        sampling=with_arrays(sampling),
+        max_length=int(max_length),
+        budget=jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (batch,)),
+        prefix=jnp.asarray(prefix, jnp.int32),
+        prefix_length=jnp.asarray(prefix_length, jnp.int32),
+        eos_id=jnp.asarray(eos_id, jnp.int32),
+    )
 
 
 def check_ids(

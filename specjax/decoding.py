@@ -14,7 +14,6 @@ has not been fed yet. A row is rolled back by setting its length.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +91,7 @@ def speculative_generate(
     draft_sampling = checks.check_speculation(
         drafter, verifier, sampling, draft_sampling, gamma, inputs.shape[0]
     )
-    arguments = _arguments(
+    arguments = checks.decode_arguments(
         target,
         inputs,
         mask,
@@ -137,7 +136,7 @@ def autoregressive_generate(
     The token at buffer index i of a row is drawn (`sampling.draw`) with a key of that
     row and that index alone.
     """
-    arguments = _arguments(
+    arguments = checks.decode_arguments(
         target,
         inputs,
         mask,
@@ -151,45 +150,6 @@ def autoregressive_generate(
     )
     return _autoregressive_loop(
         target, stop=checks.check_stop(stop), log_probs=log_probs, **arguments
-    )
-
-
-def _arguments(
-    target: EncoderDecoder,
-    inputs: Array,
-    mask: Array,
-    keys: Array,
-    sampling: Sampling,
-    max_length: int,
-    budget: int | Array | None,
-    prefix: Array | None,
-    prefix_length: Array | None,
-    eos_id: int,
-) -> dict[str, Any]:
-    """Checks what both loops share and fixes types, so that values never retrace."""
-    batch = len(inputs)
-    if prefix is None:
-        prefix = jnp.zeros((batch, 1), jnp.int32)
-    inputs, mask, prefix = jnp.asarray(inputs), jnp.asarray(mask), jnp.asarray(prefix)
-    if prefix_length is None:
-        prefix_length = jnp.full(batch, prefix.shape[1], jnp.int32)
-    if budget is None:
-        budget = max_length
-    checks.check_arguments(
-        inputs, mask, keys, sampling, max_length, budget, prefix, prefix_length, eos_id
-    )
-    checks.check_ids(inputs, mask, prefix, prefix_length, target.vocab_size)
-    checks.check_controls(sampling, eos_id, target.vocab_size)
-    return dict(
-        inputs=jnp.asarray(inputs, jnp.int32),
-        mask=jnp.asarray(mask, bool),
-        keys=keys,
-        sampling=with_arrays(sampling),
-        max_length=int(max_length),
-        budget=jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (batch,)),
-        prefix=jnp.asarray(prefix, jnp.int32),
-        prefix_length=jnp.asarray(prefix_length, jnp.int32),
-        eos_id=jnp.asarray(eos_id, jnp.int32),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from specjax import zoo
 from specjax.data import tokenizer as tokenizers
+from specjax.drafters import files
 from specjax.errors import InputError
 from specjax.models import t5_weights
 
@@ -89,10 +90,27 @@ def test_a_pair_loads_and_shares_its_tokenizer(pair):
     assert config.d_model <= target.config.d_model
 
 
+@each_pair
+def test_drafters_are_for_their_target(pair):
+    """`load_drafter` refuses one that was made for another target."""
+    target, kinds = folders(pair)["target"], []
+    for name in zoo.names():
+        of, _, role = name.rpartition("/")
+        if of != pair or role in ("target", "draft"):
+            continue
+        header = files.read_header(zoo.folder(name))
+        assert header["kind"] == role
+        assert header["target"] == t5_weights.fingerprint(target)
+        kinds.append(role)
+    if pair == "ende":
+        assert {"early_exit", "medusa", "parallel", "bigram"} <= set(kinds)
+
+
 def test_the_package_takes_its_files_along():
     """What is not listed as package data stays behind in a wheel."""
     tomllib = pytest.importorskip("tomllib")
     path = pathlib.Path(__file__).resolve().parent.parent / "pyproject.toml"
     settings = tomllib.loads(path.read_text(encoding="utf-8"))
     listed = settings["tool"]["setuptools"]["package-data"]["specjax"]
-    assert {f"zoo/**/{name}" for name in FILES} <= set(listed)
+    needed = {*FILES, files.DRAFTER_FILE, files.ARRAYS_FILE}
+    assert {f"zoo/**/{name}" for name in needed} <= set(listed)

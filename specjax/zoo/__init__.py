@@ -1,4 +1,4 @@
-"""The trained pairs that ship with specjax, as Hugging Face T5 folders."""
+"""What ships with specjax: pairs, as Hugging Face T5 folders, and other drafters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ _ALSO = {"synopsis": "repair"}
 
 
 def names() -> list[str]:
-    """The models that are here, such as "repair/target"."""
+    """The models and drafters that are here, such as "repair/target"."""
     return sorted(
-        str(path.parent.relative_to(_FOLDER)) for path in _FOLDER.rglob("config.json")
+        str(path.parent.relative_to(_FOLDER))
+        for file in ("config.json", "drafter.json")
+        for path in _FOLDER.rglob(file)
     )
 
 
 def folder(name: str) -> pathlib.Path:
-    """Where a shipped model lies.
+    """Where a shipped model or drafter lies.
 
     Args:
         name: one of `names`; "synopsis/..." is the pair that repairs, too.
