@@ -96,7 +96,7 @@ def test_numbers_of_numpy_compile_nothing_new(monkeypatch):
     for module, name in (
         (checks, "check_speculation"),
         (checks, "check_arguments"),
-        (decoding, "_arguments"),
+        (checks, "decode_arguments"),
     ):
         monkeypatch.setattr(module, name, inspect.unwrap(getattr(module, name)))
     monkeypatch.setitem(
@@ -124,7 +124,7 @@ def test_structure_compiles():
 
 
 def test_greedy_programs_hold_neither_sort_nor_random_bits():
-    arguments = decoding._arguments(
+    arguments = checks.decode_arguments(
         TARGET,
         *ragged_sources(0, ROWS, WIDTH),
         row_keys(0, ROWS),

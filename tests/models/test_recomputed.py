@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import decoding
+from specjax import checks, decoding
 from specjax.models.recomputed import RecomputedCross
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
@@ -57,7 +57,7 @@ def reached(text: str, first: str) -> str:
 def projections(model, source) -> tuple[int, int]:
     """Products that project all source tokens: in the loop, and in all."""
     settings = dict(sampling=Sampling(temperature=None), max_length=16)
-    arguments = decoding._arguments(
+    arguments = checks.decode_arguments(
         model,
         *source,
         budget=None,
