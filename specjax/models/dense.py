@@ -33,8 +33,12 @@ _LANES, _CHAINS = 8, 4
 
 
 def _contract(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:
-    dims = (((x.ndim - 1,), (weight.ndim - 1,)), ((), ()))
-    return lax.dot_general(x, weight, dims, preferred_element_type=dtype)
+    # Of one axis of rows: jax 0.7's CPU backend has no kernel for more where factors of
+    # bfloat16 make a result of float32 and the processor has matrix units for them.
+    rows = x.reshape(-1, x.shape[-1])
+    dims = (((1,), (weight.ndim - 1,)), ((), ()))
+    product = lax.dot_general(rows, weight, dims, preferred_element_type=dtype)
+    return product.reshape(x.shape[:-1] + weight.shape[:-1])
 
 
 def _stream_weights(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:
