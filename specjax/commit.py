@@ -8,6 +8,7 @@ from jaxtyping import Array
 
 from specjax import trees
 from specjax.decode_state import DecodeState, Stats, Trace
+from specjax.rows import put, take
 from specjax.sampling import mask_dead_rows
 from specjax.types import DraftBlock, Law
 from specjax.verify import VerifyOutput
@@ -48,11 +49,10 @@ def commit(
         offset < num_accepted, drafted, verdict.next_token[:, None]
     ).astype(jnp.int32)
     place = state.length[:, None] + offset
-    rows = jnp.arange(batch)[:, None]
 
     ends = emitted == eos_id
     if stop is not None:
-        ends = ends | _ends_stop(state, emitted, place, rows, stop)
+        ends = ends | _ends_stop(state, emitted, place, stop)
     endings = ends.astype(jnp.int32)
     ended_before = jnp.cumsum(endings, axis=1) > endings
     keep = (offset <= num_accepted) & ~ended_before & (place < state.limit[:, None])
@@ -69,7 +69,7 @@ def commit(
         masked = mask_dead_rows(logits, num_tokens)
         scores = jax.nn.log_softmax(masked, axis=-1)
         scores = jnp.take_along_axis(scores, emitted[..., None], axis=-1)[..., 0]
-        log_probs = log_probs.at[rows, where].set(scores, mode="drop")
+        log_probs = put(log_probs, where, scores)
 
     active = (~state.done).astype(jnp.int32)
     depth, deepest = offset[:, :gamma], _deepest(block)
@@ -82,7 +82,7 @@ def commit(
         + active[:, None] * (depth < num_accepted).astype(jnp.int32),
     )
     return state.replace(
-        tokens=state.tokens.at[rows, where].set(emitted, mode="drop"),
+        tokens=put(state.tokens, where, emitted),
         length=length,
         done=done,
         cache=state.cache.replace(length=length - 1),
@@ -100,11 +100,9 @@ def _deepest(block: DraftBlock) -> Array:
     return jnp.max(jnp.where(node <= block.length[:, None], depth, 0), axis=1)
 
 
-def _ends_stop(
-    state: DecodeState, emitted: Array, place: Array, rows: Array, stop: Array
-) -> Array:
+def _ends_stop(state: DecodeState, emitted: Array, place: Array, stop: Array) -> Array:
     """Whether a stop sequence, all after the prefix, is complete at each place."""
-    tokens = state.tokens.at[rows, place].set(emitted, mode="drop")
+    tokens = put(state.tokens, place, emitted)
     size = stop.shape[1]
     lengths = jnp.sum(stop >= 0, axis=1)  # [K]
     back = jnp.arange(size)[None]
@@ -112,7 +110,7 @@ def _ends_stop(
     # end.
     wanted = jnp.take_along_axis(stop, jnp.maximum(lengths[:, None] - 1 - back, 0), 1)
     looked = place[:, :, None] - back[None]
-    seen = tokens[rows[:, :, None], jnp.maximum(looked, 0)]
+    seen = take(tokens, jnp.maximum(looked, 0))
     new = looked >= state.start[:, None, None]
     equal = (seen[:, :, None] == wanted[None, None]) & new[:, :, None]
     equal = equal | (back >= lengths[:, None])[None, None]
@@ -128,7 +126,6 @@ def record(
 ) -> Trace:
     """Writes this step as the next call of each unfinished row."""
     calls = jnp.where(state.done, trace.length.shape[1], state.stats.target_calls)
-    rows = jnp.arange(calls.shape[0])
     unknown = jnp.zeros(block.tokens.shape)
     now = Trace(
         tokens=block.tokens,
@@ -140,9 +137,7 @@ def record(
         parents=block.parents,
         path=verdict.path,
     )
-    return jax.tree.map(
-        lambda old, new: old.at[rows, calls].set(new, mode="drop"), trace, now
-    )
+    return jax.tree.map(lambda old, new: put(old, calls, new), trace, now)
 
 
 def _drawn_at(law: Law, block: DraftBlock) -> Array:

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # What each module of specjax may import of specjax. A package stands for all its
 # modules; `models.base` is named apart from the rest of `models`.
-BASE = ("errors", "types", "trees")
+BASE = ("errors", "types", "trees", "rows")
 ARRAYS = (*BASE, "controls", "sampling")
 DRAFTING = (*ARRAYS, "models.base", "drafters")
 DECODING = (*DRAFTING, "verify", "checks", "decode_state", "commit", "decoding")
@@ -27,6 +27,7 @@ ALLOWED = {
     "errors": (),
     "types": ("errors",),
     "trees": ("errors",),
+    "rows": (),
     "controls": BASE,
     "sampling": (*BASE, "controls"),
     "tree_picker": (*BASE, "decode_state"),

@@ -19,6 +19,7 @@ from specjax.drafters.base import Committed, DraftState, node_keys
 from specjax.drafters.model import ModelDrafter, ModelDraftState
 from specjax.errors import InputError, is_whole
 from specjax.models.base import Encoded, EncoderDecoder
+from specjax.rows import put
 from specjax.sampling import Sampling, fit_vocabulary
 from specjax.types import DraftBlock, Law, Noise, Prefix
 from specjax.verify import Verifier, block_verify, coupled_verify
@@ -236,7 +237,6 @@ class CascadeDrafter:
     ) -> _Progress:
         """One draft of the inner drafter, one pass of the model, one verdict."""
         width = self.gamma_inner
-        rows = jnp.arange(length.shape[0])[:, None]
         offset = jnp.arange(width + 1, dtype=jnp.int32)[None]
         live = progress.written < gamma
         text = length + progress.written  # tokens that stand
@@ -250,7 +250,7 @@ class CascadeDrafter:
             sampling=sampling,
         )
         places = text[:, None] + offset
-        drafted = progress.tokens.at[rows, places[:, :-1]].set(block.tokens)
+        drafted = put(progress.tokens, places[:, :-1], block.tokens)
 
         # From the last two tokens that stand on, as `ModelDrafter` starts.
         start = jnp.maximum(text - 2, 0)
@@ -271,12 +271,10 @@ class CascadeDrafter:
         new = jnp.where(offset == last, verdict.next_token[:, None], new)
         writes = live[:, None] & (offset <= last)
         where = jnp.where(writes, places, progress.tokens.shape[1])
-        tokens = progress.tokens.at[rows, where].set(new, mode="drop")
+        tokens = put(progress.tokens, where, new)
         row = jnp.where(writes, progress.written[:, None] + offset, gamma)
         laws = jax.tree.map(
-            lambda whole, part: whole.at[rows, row].set(part, mode="drop"),
-            progress.laws,
-            law,
+            lambda whole, part: put(whole, row, part), progress.laws, law
         )
         written = progress.written + jnp.where(live, last[:, 0] + 1, 0)
         told = Committed(

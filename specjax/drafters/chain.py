@@ -11,6 +11,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.drafters.base import Committed, node_keys
+from specjax.rows import put
 from specjax.sampling import Sampling, draw_law, fit_vocabulary
 from specjax.types import DraftBlock, Law, Noise, Prefix
 
@@ -160,7 +161,6 @@ def draft_chain(
     Returns:
         the block, the memory after the last pass, and the state to commit.
     """
-    rows = jnp.arange(tokens.shape[0])
 
     def choose(
         logits: Array, buffer: Array, depth: int | Array
@@ -172,7 +172,7 @@ def draft_chain(
             node_keys(noise, depth, depth), law
         )
         if sampling.controls:  # they read the drafted tokens too
-            buffer = buffer.at[rows, length + depth - 1].set(chosen, mode="drop")
+            buffer = put(buffer, length + depth - 1, chosen)
         soft = None
         if rule is not None:
             soft = softened(sampling).law(logits, prefix).probs[:, 0]

@@ -33,6 +33,7 @@ from specjax.models.t5_blocks import (
     run_decoder,
 )
 from specjax.models.t5_config import T5Config
+from specjax.rows import put, take
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Noise
 
@@ -210,14 +211,18 @@ class EagleDrafter:
         At most gamma + 1 tokens are new, and so many are fed; those past the row's own
         get overwritten.
         """
-        rows, begin = jnp.arange(tokens.shape[0]), state.cache.length
+        begin = state.cache.length
         slots = begin[:, None] + jnp.arange(gamma + 1, dtype=jnp.int32)[None]
-        places = (rows[:, None], jnp.minimum(slots, tokens.shape[1] - 1))
+        places = jnp.minimum(slots, tokens.shape[1] - 1)
         hidden, cache = self._feed(
-            target, state.features[places], tokens[places], state.cache, state.encoded
+            target,
+            take(state.features, places),
+            take(tokens, places),
+            state.cache,
+            state.encoded,
         )
         # A row that has ended brings none; nobody reads its drafts.
-        hidden = hidden[rows, jnp.clip(length - 1 - begin, 0, gamma)]
+        hidden = take(hidden, jnp.clip(length - 1 - begin, 0, gamma))
         known = cache.replace(length=length)
 
         def say(hidden: Array, cache: Cache) -> Pass:
@@ -252,11 +257,10 @@ class EagleDrafter:
         Those of rejected tokens stand in slots past the end, and get overwritten.
         """
         known = self._fuse(committed.features)
-        batch, fed = known.shape[:2]
-        slots = state.cache.length[:, None] + jnp.arange(fed, dtype=jnp.int32)[None]
-        places = (jnp.arange(batch)[:, None], slots)
+        fed = jnp.arange(known.shape[1], dtype=jnp.int32)
+        slots = state.cache.length[:, None] + fed[None]
         return state.replace(
-            features=state.features.at[places].set(known, mode="drop"),
+            features=put(state.features, slots, known),
             rule=commit_length(self.rule, state.rule, committed),
         )
 

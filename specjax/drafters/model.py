@@ -17,6 +17,7 @@ from specjax.drafters.chain import (
     init_length,
 )
 from specjax.models.base import Cache, Encoded, EncoderDecoder, encode_draft
+from specjax.rows import take
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Noise
 
@@ -147,14 +148,14 @@ def catch_up(
     taps: tuple[int, ...] = (),
 ) -> Pass:
     """Feeds the last two committed tokens: what comes of the last, and the memory."""
-    rows, start = jnp.arange(tokens.shape[0]), state.cache.length
-    fed = tokens[rows[:, None], start[:, None] + jnp.arange(2)[None]]
+    start = state.cache.length
+    fed = take(tokens, start[:, None] + jnp.arange(2)[None])
     output, cache = model.decode(fed, state.cache, state.encoded, taps=taps)
     assert cache is not None  # only teacher forcing keeps nothing
     # A row with one token so far feeds a token too many; it gets overwritten.
     last = length - 1 - start
     return Pass(
-        logits=output.logits[rows, last],
-        hidden=output.features[0][rows, last] if taps else None,
+        logits=take(output.logits, last),
+        hidden=take(output.features[0], last) if taps else None,
         memory=cache.replace(length=length),
     )

@@ -10,6 +10,7 @@ import abc
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -239,8 +240,9 @@ class BigramDrafter(_TableDrafter):
         mass = (self.total[last] + distinct).astype(jnp.float32)[:, None]
         left = mass - jnp.sum(kept, axis=1, keepdims=True)
         law = left / mass * self.unigram.probs(last)
-        rows = jnp.arange(last.shape[0])[:, None]
-        return law.at[rows, self.ids[last]].add(kept / mass)
+        return jax.vmap(lambda own, ids, more: own.at[ids].add(more))(
+            law, self.ids[last], kept / mass
+        )
 
 
 def count_tables(

@@ -14,6 +14,7 @@ from specjax.decode_state import DecodeState
 from specjax.decoding import speculative_init, speculative_step
 from specjax.drafters.base import Committed, Drafter
 from specjax.models.base import Encoded, EncoderDecoder
+from specjax.rows import put
 from specjax.sampling import Sampling
 from specjax.types import DraftBlock, Noise
 from specjax.verify import Verifier
@@ -148,10 +149,10 @@ def draft_steps(
     gamma: int,
 ) -> Any:
     """`count` drafts and commits; each starts from a token of the one before."""
-    rows = jnp.arange(state.length.shape[0])
-    fed = jnp.zeros((rows.shape[0], gamma + 1), jnp.int32)
+    rows = state.length.shape[0]
+    fed = jnp.zeros((rows, gamma + 1), jnp.int32)
     output, _ = target.decode(fed, state.cache, encoded, taps=drafter.taps)
-    path = jnp.zeros((rows.shape[0], gamma), jnp.int32) if drafter.trees else None
+    path = jnp.zeros((rows, gamma), jnp.int32) if drafter.trees else None
 
     def step(index: Array, carry: Any) -> Any:
         tokens, draft_state, used = carry
@@ -168,7 +169,7 @@ def draft_steps(
         # All tokens and laws are read, or the compiler would drop some.
         last = jnp.max(block.tokens, axis=-1)
         committed = Committed(
-            tokens=tokens.at[rows, state.length - 1].set(last),
+            tokens=put(tokens, state.length - 1, last),
             length=state.length,
             num_accepted=jnp.zeros_like(state.length),
             features=output.features,
@@ -180,5 +181,5 @@ def draft_steps(
             used = used + jnp.sum(block.law.at(some), axis=-1)
         return committed.tokens, draft_state, used
 
-    used = jnp.zeros(rows.shape, jnp.float32)
+    used = jnp.zeros(rows, jnp.float32)
     return jax.lax.fori_loop(0, count, step, (state.tokens, state.draft_state, used))

@@ -242,7 +242,10 @@ def dense(
     if isinstance(weight, Weight):
         return weight.multiply(x, dtype)
     plain = functools.partial(_contract, dtype=dtype)
-    if math.prod(x.shape[:-1]) > _MAX_STREAMED_ROWS:
+    # On a mesh, both forms of the CPU would gather a weight that is split: they join
+    # axes of it of which one is.
+    on_mesh = not jax.sharding.get_abstract_mesh().empty
+    if on_mesh or math.prod(x.shape[:-1]) > _MAX_STREAMED_ROWS:
         return plain(x, weight)
     form = _unroll if _small(x, weight) else _stream_weights
     on_cpu = functools.partial(form, dtype=dtype)

@@ -1,0 +1,205 @@
+"""Meshes of devices, and where each array of a decode or a training lies on them.
+
+Layers know nothing of it: parameters are placed by rules on their paths, rows by their
+first axis, and the compiler carries both through the loops (GSPMD, Xu et al. 2021,
+arXiv:2105.04663). What is decoded on a mesh is what one device decodes, up to the order
+in which sums of floating-point numbers are taken.
+
+    mesh = make_mesh("data=2,model=4")
+    target = place(target, mesh)
+    inputs, mask, keys, budget = place_rows((inputs, mask, keys, budget), mesh)
+    with jax.set_mesh(mesh):
+        output = speculative_generate(target, drafter, inputs, mask, keys, ...)
+
+`data` splits the rows; `model` splits the attention heads, the hidden units and the
+vocabulary (Shoeybi et al. 2019, arXiv:1909.08053).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from specjax.errors import InputError
+
+Tree = TypeVar("Tree")
+
+DATA, MODEL = "data", "model"
+AXES = (DATA, MODEL)
+
+# What an axis of a parameter stands for: units that work apart from each other (heads,
+# hidden units, entries of the vocabulary), or the width that all layers share.
+_UNITS, _WIDTH = "units", "width"
+
+# The first that fits a parameter's path counts; one that none fits is on every device.
+# Of more axes than the parameter has, those at the front.
+RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    (r"\.(qkv|kv|wi)\b", (None, _UNITS, _WIDTH)),
+    (r"\.cross\.q\b", (_UNITS, _WIDTH)),
+    (r"\.(out|wo)\b", (_WIDTH, _UNITS)),
+    (r"\.bias\b", (None, _UNITS)),
+    (r"\.(embedding|head)\b", (_UNITS, _WIDTH)),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Which axis of the mesh splits what of a parameter; None: no axis does.
+
+    Attributes:
+        units: heads, hidden units and the vocabulary.
+        width: the rest of each matrix. `DATA` is for training: no device keeps a whole
+            matrix, and each is gathered when it is used (FSDP; Zhao et al. 2023,
+            arXiv:2304.11277).
+    """
+
+    units: str | None = MODEL
+    width: str | None = None
+
+
+DECODING = Layout()
+TRAINING = Layout(width=DATA)
+REPLICATED = Layout(units=None)
+
+
+def make_mesh(text: str, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh of all devices.
+
+    Args:
+        text: sizes of its axes, such as ``data=2,model=4``; an axis that is left out
+            has size 1.
+        devices: of every process; default: those that jax finds.
+
+    Raises:
+        InputError: an axis that is not known, given twice or of no size, or sizes that
+            do not come to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = {axis: 1 for axis in AXES}
+    named: set[str] = set()
+    for part in text.split(","):
+        axis, _, size = (piece.strip() for piece in part.partition("="))
+        if axis not in AXES or axis in named or not re.fullmatch("[1-9][0-9]*", size):
+            raise InputError(
+                f"mesh is {text!r}, of which {part.strip()!r} is no part: it must be "
+                "sizes of data and model, each at most once, such as data=2,model=4"
+            )
+        sizes[axis] = int(size)
+        named.add(axis)
+    wanted = math.prod(sizes.values())
+    if wanted != len(devices):
+        raise InputError(
+            f"mesh is {text!r}, which takes {wanted} devices, and there are "
+            f"{len(devices)} ({devices[0].platform}): the sizes must come to "
+            f"{len(devices)}, such as data={len(devices)}"
+        )
+    return Mesh(np.asarray(devices).reshape(tuple(sizes.values())), AXES)
+
+
+def spec_of(path: str, shape: Sequence[int], layout: Layout) -> PartitionSpec:
+    """How a parameter is split.
+
+    Args:
+        path: as `jax.tree_util.keystr` writes it.
+        shape: of the parameter.
+        layout: what the axes of the mesh split.
+    """
+    for pattern, meaning in RULES:
+        if re.search(pattern, path):
+            axes = {_UNITS: layout.units, _WIDTH: layout.width, None: None}
+            return PartitionSpec(*(axes[own] for own in meaning[: len(shape)]))
+    return PartitionSpec()
+
+
+def shardings(tree: Any, mesh: Mesh, layout: Layout = DECODING) -> Any:
+    """Where the parameters of a model, or of what holds models, go.
+
+    Args:
+        tree: arrays, or their shapes (`jax.eval_shape`); also an optimizer's state,
+            whose moments have the paths of what they belong to.
+        mesh: the devices.
+        layout: what its axes split.
+
+    Returns:
+        the same tree of `NamedSharding`.
+
+    Raises:
+        InputError: an axis of the mesh does not divide what it would split.
+    """
+
+    def of(path: Any, leaf: Any) -> NamedSharding:
+        name = jax.tree_util.keystr(path)
+        spec = spec_of(name, leaf.shape, layout)
+        for size, axis in zip(leaf.shape, spec, strict=False):
+            if axis is not None and size % mesh.shape[axis]:
+                raise InputError(
+                    f"the mesh's {axis}={mesh.shape[axis]} does not divide the {size} "
+                    f"units of {name} {tuple(leaf.shape)}: take a size of {axis} that "
+                    "does, or 1"
+                )
+        return NamedSharding(mesh, spec)
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def check_heads(heads: int, mesh: Mesh, role: str = "target") -> None:
+    """Refuses a mesh that would cut an attention head in two.
+
+    Args:
+        heads: of each attention.
+        mesh: the devices.
+        role: target or draft, for the message.
+
+    Raises:
+        InputError: its size of `model` does not divide the heads.
+    """
+    size = mesh.shape[MODEL]
+    if heads % size:
+        fitting = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise InputError(
+            f"the mesh's {MODEL}={size} does not divide the {heads} attention heads of "
+            f"the {role}: take one of {', '.join(map(str, fitting))}"
+        )
+
+
+def place(tree: Tree, mesh: Mesh, layout: Layout = DECODING) -> Tree:
+    """Puts parameters where they belong; see `shardings`, as for what is raised."""
+    return _put(tree, shardings(tree, mesh, layout))
+
+
+def place_rows(tree: Tree, mesh: Mesh) -> Tree:
+    """Puts arrays whose first axis is rows where their rows belong.
+
+    Args:
+        tree: arrays of one number of rows.
+        mesh: the devices.
+
+    Raises:
+        InputError: its size of `data` does not divide the rows: see `padded_rows`.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if leaf.shape[0] % mesh.shape[DATA]:
+            raise InputError(
+                f"the mesh's {DATA}={mesh.shape[DATA]} does not divide the "
+                f"{leaf.shape[0]} rows: fill them up with rows of budget 0, to "
+                f"{padded_rows(leaf.shape[0], mesh)}"
+            )
+    rows = NamedSharding(mesh, PartitionSpec(DATA))
+    return _put(tree, jax.tree.map(lambda _: rows, tree))
+
+
+def padded_rows(rows: int, mesh: Mesh) -> int:
+    """The least number of rows, at least `rows`, that a mesh splits evenly."""
+    size = mesh.shape[DATA]
+    return -(-rows // size) * size
+
+
+def _put(tree: Tree, where: Any) -> Tree:
+    return jax.tree.map(jax.device_put, tree, where)
