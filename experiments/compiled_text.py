@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 _ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2}
@@ -27,6 +28,10 @@ _MEMORY = ("0", "5")
 _FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota"}
 _IN_PLACE = {"dynamic-update-slice", "scatter"}
 _SLICING = {"dynamic-slice", "slice", "gather"}
+_COLLECTIVES = {
+    *("all-reduce", "all-gather", "all-to-all", "reduce-scatter"),
+    *("collective-permute", "collective-broadcast", "ragged-all-to-all"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +117,20 @@ class Program:
                 body = one.called("body") if one.op == "while" else None
                 if body is not None:
                     yield self.computations[body]
+
+    def collectives(self) -> Counter[tuple[str, tuple[int, ...]]]:
+        """How often each kind of exchange between devices stands in the program.
+
+        Returns:
+            counts by the operation and the shape of one array that it makes.
+        """
+        return Counter(
+            (one.op.removesuffix("-start"), own.dims)
+            for body in self.computations.values()
+            for one in body.values()
+            if one.op.removesuffix("-start") in _COLLECTIVES
+            for own in one.results
+        )
 
     def loop_bytes(self, dims: Sequence[int]) -> int:
         """Bytes of the arrays of a shape that the first loop to run carries, padded.

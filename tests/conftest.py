@@ -27,6 +27,9 @@ from tests import shapes
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# What runs on one runs on the first; meshes take all. Child processes have one.
+jax.config.update("jax_num_cpu_devices", 8)
+
 # Before specjax is imported.
 install_import_hook("specjax", f"{shapes.__name__}.{shapes.check.__name__}")
 
