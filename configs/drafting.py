@@ -16,6 +16,9 @@ def get_settings(checkpoint: str) -> ml_collections.ConfigDict:
     draft.checkpoint = checkpoint
     # The published size whose cost a model has; None: its own.
     draft.widen = config_dict.placeholder(str)
+    # On a mesh: whether its heads and hidden units are split as the target's are. A
+    # small draft over many devices gets slower.
+    draft.split = False
     # What is None has its usual value.
     draft.ngram = ml_collections.ConfigDict()
     draft.ngram.max_ngram = config_dict.placeholder(int)  # None: 3

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import metrics
+from specjax import metrics, sharding
 from specjax.data import batches
 from specjax.decoding import (
     DecodeOutput,
@@ -44,6 +44,7 @@ def decode(
     sampling: Sampling,
     max_length: int,
     budget: int | None = None,
+    **settings: Any,
 ) -> DecodeOutput:
     """Decodes a batch with the model alone.
 
@@ -54,17 +55,39 @@ def decode(
         sampling: how tokens are drawn.
         max_length: decoder tokens, start token included.
         budget: tokens that a row may write; None: what `max_length` leaves.
+        **settings: of `autoregressive_generate`.
     """
-    return autoregressive_generate(
+    inputs, mask, own_keys, tokens = _arguments(model, part, keys, max_length, budget)
+    output = autoregressive_generate(
         model,
+        inputs,
+        mask,
+        own_keys,
+        sampling=sampling,
+        max_length=max_length,
+        budget=tokens,
+        eos_id=model.config.eos_id,
+        **settings,
+    )
+    return sharding.fetch(output)
+
+
+def _arguments(
+    model: T5 | SharedEncoderDraft,
+    part: batches.InferenceBatch,
+    keys: jax.Array,
+    max_length: int,
+    budget: int | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Sources, masks, keys and budgets, on the model's mesh if it lies on one."""
+    rows = (
         jnp.asarray(part.inputs),
         jnp.asarray(part.mask),
         batch_keys(keys, part),
-        sampling=sampling,
-        max_length=max_length,
-        budget=batch_budget(part, max_length if budget is None else budget),
-        eos_id=model.config.eos_id,
+        batch_budget(part, max_length if budget is None else budget),
     )
+    mesh = sharding.mesh_of(model)
+    return rows if mesh is None else sharding.place_rows(rows, mesh)
 
 
 def speculate(
@@ -88,17 +111,19 @@ def speculate(
         budget: tokens that a row may write; None: what `max_length` leaves.
         **settings: of `speculative_generate`.
     """
-    return speculative_generate(
+    inputs, mask, own_keys, tokens = _arguments(target, part, keys, max_length, budget)
+    output = speculative_generate(
         target,
         drafter,
-        jnp.asarray(part.inputs),
-        jnp.asarray(part.mask),
-        batch_keys(keys, part),
+        inputs,
+        mask,
+        own_keys,
         max_length=max_length,
-        budget=batch_budget(part, max_length if budget is None else budget),
+        budget=tokens,
         eos_id=target.config.eos_id,
         **settings,
     )
+    return sharding.fetch(output)
 
 
 def differences(
@@ -205,9 +230,9 @@ def _alpha(
     )
 
 
-def new_tokens(output: DecodeOutput, slot: int) -> list[int]:
-    """What one row wrote after the start token."""
-    return np.asarray(output.tokens)[slot, 1 : int(output.length[slot])].tolist()
+def new_tokens(output: DecodeOutput, slot: int, given: int = 1) -> list[int]:
+    """What one row wrote after the `given` first tokens, one of them the start."""
+    return np.asarray(output.tokens)[slot, given : int(output.length[slot])].tolist()
 
 
 def finished(tokens: Sequence[int], eos_id: int) -> bool:

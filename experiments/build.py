@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import ml_collections
+from jax.sharding import Mesh
 
-from experiments import build_drafter, build_widen
-from specjax import errors, zoo
+from experiments import build_drafter, build_mesh, build_widen
+from specjax import errors, sharding, zoo
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
 from specjax.drafters.base import Drafter
@@ -238,8 +239,12 @@ def fingerprints(config: ml_collections.ConfigDict) -> dict[str, str]:
     return found
 
 
-def load_target(config: ml_collections.ConfigDict) -> Target:
+def load_target(config: ml_collections.ConfigDict, mesh: Mesh | None = None) -> Target:
     """Loads the target and its tokenizer.
+
+    Args:
+        config: the settings.
+        mesh: that it goes to; None: to one device.
 
     Raises:
         InputError: the folder is wrong or damaged, or cannot be widened as set.
@@ -247,18 +252,32 @@ def load_target(config: ml_collections.ConfigDict) -> Target:
     dtype = named(DTYPES, config.dtype, "dtype")
     folder = checkpoint_folder(config.target.checkpoint, "target.checkpoint")
     tokenizer = tokenizers.load_tokenizer(folder)
-    loaded = t5_weights.load_t5(folder, dtype)
+    loaded = _load(folder, dtype, mesh, "target")
     model = build_widen.widen_target(config, loaded)
+    if mesh is not None:  # what is new of a widened one too
+        model = sharding.place(model, mesh)
     num_tokens = dead_from(tokenizer, model)
     return Target(model, tokenizer, num_tokens, folder, loaded.config.d_model)
 
 
-def build_pair(config: ml_collections.ConfigDict, target: Target | None = None) -> Pair:
+def _load(
+    folder: pathlib.Path, dtype: Any, mesh: Mesh | None, role: str, split: bool = True
+) -> t5.T5:
+    where = build_mesh.shardings(mesh, role, split)
+    return t5_weights.load_t5(folder, dtype, shardings=where)
+
+
+def build_pair(
+    config: ml_collections.ConfigDict,
+    target: Target | None = None,
+    mesh: Mesh | None = None,
+) -> Pair:
     """Loads target, drafter and tokenizer.
 
     Args:
         config: the settings.
         target: as `load_target` gave it for the same settings; None: loads it.
+        mesh: that they go to; None: to one device.
 
     Raises:
         InputError: a name or a folder is wrong, a checkpoint is damaged, the draft has
@@ -267,6 +286,11 @@ def build_pair(config: ml_collections.ConfigDict, target: Target | None = None) 
     """
     kind = named(build_drafter.DRAFTERS, config.drafter, "drafter")
     dtype = named(DTYPES, config.dtype, "dtype")
+    if config.draft.split and mesh is None:
+        raise errors.InputError(
+            "config.draft.split is on and there is no mesh to split the draft over: "
+            "set config.mesh, where the command has it, or leave it out"
+        )
     checkpoint_folder(config.target.checkpoint, "target.checkpoint")  # named first
     draft_folder = draft_model = draft_tokenizer = None
     if kind.has_folder(config):
@@ -274,9 +298,9 @@ def build_pair(config: ml_collections.ConfigDict, target: Target | None = None) 
     if kind.reads == "model":
         assert draft_folder is not None
         draft_tokenizer = tokenizers.load_tokenizer(draft_folder)
-        draft_model = t5_weights.load_t5(draft_folder, dtype)
+        draft_model = _load(draft_folder, dtype, mesh, "draft", config.draft.split)
         dead_from(draft_tokenizer, draft_model, "draft")
-    target = target or load_target(config)
+    target = target or load_target(config, mesh)
     if draft_tokenizer is not None:
         tokenizers.check_same_tokenizer(target.tokenizer, draft_tokenizer)
     if draft_model is not None:
@@ -293,6 +317,8 @@ def build_pair(config: ml_collections.ConfigDict, target: Target | None = None) 
         num_tokens=target.num_tokens,
     )
     drafter = build_drafter.make(config.drafter, parts)
+    if mesh is not None:  # also what is no model
+        drafter = sharding.place(drafter, mesh, build_mesh.layout(config.draft.split))
     # With a head of its own, where the kind has cut it.
     drafts_with = draft_model and getattr(drafter, "model", None)
     return Pair(

@@ -20,7 +20,13 @@ from specjax.verify import Verifier
 
 
 def _concrete(*values: object) -> bool:
-    return not any(isinstance(value, jax.core.Tracer) for value in values)
+    """Whether their numbers can be read: not in a trace, nor where part of an array is
+    another process's."""
+    return not any(
+        isinstance(value, jax.core.Tracer)
+        or not getattr(value, "is_fully_addressable", True)
+        for value in values
+    )
 
 
 def check_arguments(

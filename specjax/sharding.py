@@ -24,7 +24,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.errors import InputError
@@ -195,6 +197,29 @@ def place_rows(tree: Tree, mesh: Mesh) -> Tree:
     return _put(tree, jax.tree.map(lambda _: rows, tree))
 
 
+def mesh_of(tree: Any) -> Mesh | None:
+    """The mesh that arrays lie on; None: they lie on one device."""
+    for leaf in jax.tree.leaves(tree):
+        where = getattr(leaf, "sharding", None)
+        if isinstance(where, NamedSharding):
+            return where.mesh  # type: ignore[return-value]  # of real devices
+    return None
+
+
+def fetch(tree: Tree) -> Tree:
+    """Brings what lies on devices of several processes to each of them, as it is.
+
+    All processes must call it alike. Arrays that this process can read stay.
+    """
+
+    def one(leaf: Any) -> Any:
+        if getattr(leaf, "is_fully_addressable", True):
+            return leaf
+        return multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.tree.map(one, tree)
+
+
 def padded_rows(rows: int, mesh: Mesh) -> int:
     """The least number of rows, at least `rows`, that a mesh splits evenly."""
     size = mesh.shape[DATA]
@@ -202,4 +227,15 @@ def padded_rows(rows: int, mesh: Mesh) -> int:
 
 
 def _put(tree: Tree, where: Any) -> Tree:
-    return jax.tree.map(jax.device_put, tree, where)
+    return jax.tree.map(_put_one, tree, where)
+
+
+def _put_one(leaf: Any, where: NamedSharding) -> jax.Array:
+    if where.is_fully_addressable:
+        return jax.device_put(leaf, where)
+    # Other processes hold the rest; each has the whole here, and gives its own part.
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = _put_one(jax.random.key_data(leaf), where)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    own = np.asarray(leaf)
+    return jax.make_array_from_callback(own.shape, where, own.__getitem__)

@@ -104,15 +104,23 @@ def tensor_table(config: T5Config) -> dict[str, Slot]:
     return table
 
 
-def load_t5(directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32) -> T5:
+def load_t5(
+    directory: str | os.PathLike[str],
+    dtype: DTypeLike = jnp.float32,
+    *,
+    shardings: Callable[[T5], Any] | None = None,
+) -> T5:
     """Reads a T5 from a Hugging Face directory.
 
-    Every parameter comes from the files; nothing is initialised at random.
+    Every parameter comes from the files; nothing is initialised at random. Parameters
+    are read one by one, and go to their devices before the next is read.
 
     Args:
         directory: holds ``config.json`` and ``model.safetensors``, or shards with
             ``model.safetensors.index.json``; stored as float32, float16 or bfloat16.
         dtype: type of the parameters and activations, float32 or bfloat16.
+        shardings: says where each goes, given the model's shapes, as
+            `specjax.sharding.shardings` does on a mesh; None: to the first device.
 
     Returns:
         the model.
@@ -128,6 +136,9 @@ def load_t5(directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32) -
     table = tensor_table(config)
     skeleton = jax.eval_shape(lambda: T5(config, jax.random.key(0)))
     graph, state = nnx.split(skeleton)
+    where = None
+    if shardings is not None:
+        where = nnx.to_pure_dict(nnx.split(shardings(skeleton))[1])
     shapes = nnx.to_pure_dict(state)
     wanted = {name: _slot_shape(shapes, slot) for name, slot in table.items()}
     sources = _match(stored, wanted, directory)
@@ -142,7 +153,13 @@ def load_t5(directory: str | os.PathLike[str], dtype: DTypeLike = jnp.float32) -
             part = stored[source].get_tensor(source).astype(dtype, copy=False)
             _check_finite(source, part, f"in {directory}")
             array[... if index is None else index] = part
-        _get(shapes, path[:-1])[path[-1]] = jnp.asarray(array)
+        _get(shapes, path[:-1])[path[-1]] = (
+            jnp.asarray(array)
+            if where is None
+            else jax.make_array_from_callback(
+                array.shape, _get(where, path), array.__getitem__
+            )
+        )
     nnx.replace_by_pure_dict(state, shapes)
     return nnx.merge(graph, state)
 
