@@ -252,19 +252,12 @@ def load_target(config: ml_collections.ConfigDict, mesh: Mesh | None = None) -> 
     dtype = named(DTYPES, config.dtype, "dtype")
     folder = checkpoint_folder(config.target.checkpoint, "target.checkpoint")
     tokenizer = tokenizers.load_tokenizer(folder)
-    loaded = _load(folder, dtype, mesh, "target")
+    loaded = build_mesh.load(folder, dtype, mesh, "target")
     model = build_widen.widen_target(config, loaded)
     if mesh is not None:  # what is new of a widened one too
         model = sharding.place(model, mesh)
     num_tokens = dead_from(tokenizer, model)
     return Target(model, tokenizer, num_tokens, folder, loaded.config.d_model)
-
-
-def _load(
-    folder: pathlib.Path, dtype: Any, mesh: Mesh | None, role: str, split: bool = True
-) -> t5.T5:
-    where = build_mesh.shardings(mesh, role, split)
-    return t5_weights.load_t5(folder, dtype, shardings=where)
 
 
 def build_pair(
@@ -286,11 +279,7 @@ def build_pair(
     """
     kind = named(build_drafter.DRAFTERS, config.drafter, "drafter")
     dtype = named(DTYPES, config.dtype, "dtype")
-    if config.draft.split and mesh is None:
-        raise errors.InputError(
-            "config.draft.split is on and there is no mesh to split the draft over: "
-            "set config.mesh, where the command has it, or leave it out"
-        )
+    build_mesh.check_split(config, mesh)
     checkpoint_folder(config.target.checkpoint, "target.checkpoint")  # named first
     draft_folder = draft_model = draft_tokenizer = None
     if kind.has_folder(config):
@@ -298,7 +287,9 @@ def build_pair(
     if kind.reads == "model":
         assert draft_folder is not None
         draft_tokenizer = tokenizers.load_tokenizer(draft_folder)
-        draft_model = _load(draft_folder, dtype, mesh, "draft", config.draft.split)
+        draft_model = build_mesh.load(
+            draft_folder, dtype, mesh, "draft", config.draft.split
+        )
         dead_from(draft_tokenizer, draft_model, "draft")
     target = target or load_target(config, mesh)
     if draft_tokenizer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,9 +15,11 @@ import ml_collections
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from specjax import errors, sharding
 from specjax.models.t5 import T5
+from specjax.models.t5_weights import load_t5
 
 AUTO = "auto"
 
@@ -70,25 +73,46 @@ def entered(config: ml_collections.ConfigDict) -> Iterator[Mesh | None]:
             os._exit(1)  # leaving in order would wait for the other
 
 
-def shardings(
-    mesh: Mesh | None, role: str, split: bool = True
-) -> Callable[[T5], Any] | None:
-    """Where the parameters of a model go that `t5_weights.load_t5` reads.
+def load(
+    folder: pathlib.Path,
+    dtype: DTypeLike,
+    mesh: Mesh | None,
+    role: str,
+    split: bool = True,
+) -> T5:
+    """Reads a model straight to where its parameters belong.
 
     Args:
-        mesh: of the run.
+        folder: of the model.
+        dtype: of its parameters.
+        mesh: of the run; None: to one device.
         role: target or draft, for messages.
-        split: over its `model` axis; else each device has all of them.
-    """
-    if mesh is None:
-        return None
+        split: over the mesh's `model` axis; else each device has all of them.
 
-    def of(model: T5) -> Any:
+    Raises:
+        InputError: as `load_t5`, or the mesh does not divide the model.
+    """
+
+    def where(model: T5) -> Any:
+        assert mesh is not None
         if split:
             sharding.check_heads(model.config.num_heads, mesh, role)
         return sharding.shardings(model, mesh, layout(split))
 
-    return of
+    return load_t5(folder, dtype, shardings=where if mesh is not None else None)
+
+
+def check_split(config: ml_collections.ConfigDict, mesh: Mesh | None) -> None:
+    """Refuses to split a draft over no mesh.
+
+    Raises:
+        InputError: ``config.draft.split`` is on, and there is none.
+    """
+    if config.draft.split and mesh is None:
+        raise errors.InputError(
+            "config.draft.split is on and there is no mesh to split the draft over: "
+            "set config.mesh, where the command has it, or leave it out"
+        )
 
 
 def layout(split: bool) -> sharding.Layout:
