@@ -344,9 +344,12 @@ def restore(
 ) -> Restored | None:
     """Reads the newest checkpoint that can be read.
 
+    Each array is read straight to where that of `like` lies, on whatever mesh: it need
+    not be the one that it was saved from.
+
     Args:
         directory: of the run's checkpoints; may be relative.
-        like: a pytree of the wanted structure, shapes and types.
+        like: a pytree of the wanted structure, shapes, types and places.
         step: this one and no other; None: the newest, or the one before where the
             newest is damaged, with a warning that says so.
         check: called with the settings saved beside it, before its arrays are compared
@@ -364,12 +367,13 @@ def restore(
     if not wanted:
         return None
     skipped: list[int] = []
+    places = {name: _place(leaf) for name, leaf in _flat(to_pure_dict(like)).items()}
     with _orbax() as checkpointer:
         for number in wanted:
             try:
                 folder = _root(directory) / str(number)
                 _check_files(folder)
-                pure, config = _read(checkpointer, folder)
+                pure, config = _read(checkpointer, folder, places)
             # Damage shows as whatever the layer below trips over: of any type.
             except Exception as error:
                 skipped.append(number)
@@ -388,21 +392,29 @@ def restore(
     )
 
 
+def _place(leaf: Any) -> jax.sharding.NamedSharding | None:
+    """The part of a mesh where an array lies; None: on one device."""
+    where = getattr(leaf, "sharding", None)
+    return where if isinstance(where, jax.sharding.NamedSharding) else None
+
+
 def _read(
-    checkpointer: ocp.Checkpointer, folder: pathlib.Path
+    checkpointer: ocp.Checkpointer,
+    folder: pathlib.Path,
+    places: Mapping[str, jax.sharding.NamedSharding | None],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     # As saved, not as wanted: a mismatch is then told apart from damage, and named.
     saved = checkpointer.metadata(folder / "state").item_metadata
     if saved is None:
         raise ValueError("it holds no state")
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape,
-            leaf.dtype,
-            sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]),
-        ),
-        getattr(saved, "tree", saved),
-    )
+    first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def wanted(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+        where = places.get("/".join(_path(path))) or first
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
+
+    tree = getattr(saved, "tree", saved)
+    abstract = jax.tree_util.tree_map_with_path(wanted, tree)
     state = checkpointer.restore(
         folder / "state", args=ocp.args.StandardRestore(abstract)
     )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import checkpoints, errors
+from specjax import checkpoints, errors, sharding
 from specjax.models import t5, t5_config
 from specjax.training import optimizer, step
 
@@ -254,3 +254,25 @@ def test_what_a_kill_left_is_cleared(saved, tmp_path):
     assert checkpoints.restore(directory, make_state(0)).step == 4
     checkpoints.save(directory, 5, make_state(5), {})
     assert sorted(path.name for path in directory.iterdir()) == ["3", "4", "5"]
+
+
+@pytest.mark.parametrize("saved_on, read_on", [(8, 1), (8, 2), (8, 4), (1, 8), (2, 8)])
+def test_a_mesh_reads_what_another_wrote(tmp_path, saved_on, read_on):
+    """Weights, moments, key and data position, straight to their shards."""
+
+    def on(count: int, state: step.TrainState) -> step.TrainState:
+        if count == 1:
+            return state
+        shape = f"data={count // 2},model=2"
+        mesh = sharding.make_mesh(shape, jax.devices()[:count])
+        return state.replace(
+            model=sharding.place(state.model, mesh, sharding.TRAINING),
+            opt_state=sharding.place(state.opt_state, mesh, sharding.TRAINING),
+        )
+
+    state = make_state(7)
+    checkpoints.save(tmp_path, 7, on(saved_on, state), {})
+    restored = checkpoints.restore(tmp_path, on(read_on, make_state(0)))
+    assert restored is not None and equal(restored.state, state)
+    places = jax.tree.map(lambda x: len(x.sharding.device_set), restored.state)
+    assert {*jax.tree.leaves((places.model, places.opt_state))} == {read_on}
