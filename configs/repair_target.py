@@ -16,7 +16,8 @@ def get_config() -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict(
         dict(
             seed=0,
-            # dictionary, random, target, or the directory of a trained model.
+            # dictionary, random, target, or the directory of a trained model; "zoo/..."
+            # ships with specjax.
             init="mimetic",
             init_layers=dict(encoder=(), decoder=()),  # of the target, for "target"
             label_smoothing=0.0,
@@ -25,6 +26,9 @@ def get_config() -> ml_collections.ConfigDict:
             layer_dropout=0.0,  # chance that the last decoder layer is left out
             exit_loss=0.0,  # weight of the loss at an earlier decoder layer
             accumulate=1,  # micro-batches of a step, one after another
+            # Sizes that come to the number of devices: data=4,model=2. Each matrix, its
+            # moments too, is split over all of them. Empty: one device.
+            mesh="",
             # bfloat16; bfloat16_products, which rounds the factors of products alone
             # and is twice as fast on a CPU with AMX; empty: the parameters' float32.
             compute_dtype="",
@@ -72,6 +76,7 @@ def get_config() -> ml_collections.ConfigDict:
                 buckets=(16, 24, 32, 48, 96),  # tokens of the longer side
                 max_tokens=96,  # of either side; longer examples stay out
                 tokens_per_batch=1536,  # padded target tokens
+                multiple_of=1,  # rows of a batch: of a multiple of a mesh's data
                 validation_rows=1000,
             ),
             # A draft learns from a target's laws on the training texts, which are best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import pathlib
 import sys
@@ -25,7 +26,7 @@ AUTO = "auto"
 
 
 @contextlib.contextmanager
-def entered(config: ml_collections.ConfigDict) -> Iterator[Mesh | None]:
+def entered(config: ml_collections.ConfigDict, *rows: str) -> Iterator[Mesh | None]:
     """The mesh of ``config.mesh``, on all devices of all processes; None: one device.
 
     Enter it before anything asks jax for devices. Where ``config`` has `distributed`,
@@ -33,7 +34,8 @@ def entered(config: ml_collections.ConfigDict) -> Iterator[Mesh | None]:
     with exit code 1: what is left of a collective cannot be unwound.
 
     Args:
-        config: its `mesh`, `batch_size` and `distributed`, if it has one.
+        config: has `mesh`, and `distributed` where processes may share a run.
+        *rows: settings that are numbers of rows, which the mesh must divide.
 
     Raises:
         InputError: no such mesh, rows that it does not divide, settings that do not go
@@ -43,13 +45,14 @@ def entered(config: ml_collections.ConfigDict) -> Iterator[Mesh | None]:
     mesh = None
     if config.mesh:
         mesh = sharding.make_mesh(config.mesh)
-        size = mesh.shape[sharding.DATA]
-        if config.batch_size % size:
-            raise errors.InputError(
-                f"config.batch_size is {config.batch_size} and the mesh's "
-                f"{sharding.DATA} is {size}: a multiple of it, such as "
-                f"{sharding.padded_rows(config.batch_size, mesh)}"
-            )
+        for name in rows:
+            count = operator.attrgetter(name)(config)
+            if count != sharding.padded_rows(count, mesh):
+                raise errors.InputError(
+                    f"config.{name} is {count} and the mesh's {sharding.DATA} is "
+                    f"{mesh.shape[sharding.DATA]}: a multiple of it, such as "
+                    f"{sharding.padded_rows(count, mesh)}"
+                )
     elif several:
         raise errors.InputError(
             f"config.mesh is empty and {jax.process_count()} processes share the work: "

@@ -42,7 +42,7 @@ def main(
     build.check_limit(config)
     if config.drafter:
         build.parse_gamma(config.gamma)
-    with build_mesh.entered(config) as mesh:
+    with build_mesh.entered(config, "batch_size") as mesh:
         _generate(config, workdir, values, mesh)
 
 

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 
 import ml_collections
+from jax.sharding import Mesh
 
 from experiments import baseline, build, train_data
-from specjax import errors
+from specjax import errors, sharding
 from specjax.data import batches, tokenizer
 from specjax.decoding import DecodeOutput
 from specjax.models import shared_encoder, t5, t5_weights
@@ -121,8 +122,14 @@ class Teacher:
         }
 
 
-def load_teacher(config: ml_collections.ConfigDict) -> Teacher | None:
+def load_teacher(
+    config: ml_collections.ConfigDict, mesh: Mesh | None = None
+) -> Teacher | None:
     """The teacher of ``config.distill``; None where no target is named.
+
+    Args:
+        config: see `configs/repair_target.py`.
+        mesh: that the target goes to.
 
     Raises:
         errors.InputError: the folder is no whole model's, or has another tokenizer.
@@ -136,6 +143,9 @@ def load_teacher(config: ml_collections.ConfigDict) -> Teacher | None:
             f"config.distill.target is {config.distill.target!r}, a draft without an "
             "encoder: it takes a whole model to learn from"
         )
+    if mesh is not None:
+        sharding.check_heads(target.config.num_heads, mesh)
+        target = sharding.place(target, mesh)
     tokenizer.check_same_tokenizer(own, tokenizer.load_tokenizer(config.data.folder))
     # The tokenizer's, not the target's padding: a draft's table may be padded further.
     return Teacher(

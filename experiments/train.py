@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from absl import flags
+from jax.sharding import Mesh
 
 from experiments import (
     baseline,
     build,
+    build_mesh,
     command,
     teacher,
     train_card,
@@ -56,15 +58,26 @@ def train(
         errors.InputError: a setting or a file is wrong, or `workdir` holds another run.
     """
     train_settings.check(config)
+    rows = ("data.multiple_of", "evaluate.batch_size")
+    with build_mesh.entered(config, *rows) as mesh:
+        return _train(config, workdir, show, mesh)
+
+
+def _train(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    show: Callable[[str], None],
+    mesh: Mesh | None,
+) -> step.TrainState:
     optimizer = train_settings.optimizer_config(config)
     shape, compute = train_settings.model_config(config), config.compute_dtype
-    master = teacher.load_teacher(config)
+    master = teacher.load_teacher(config, mesh)
     target = None if master is None else master.target
     workdir.mkdir(parents=True, exist_ok=True)
-    restored = train_state.restore(config, workdir, show)
-    data = train_data.load_data(config, show)
+    restored = train_state.restore(config, workdir, show, mesh)
+    data = train_data.load_data(config, show, mesh)
     if restored is None:
-        state = train_state.initial_state(config, data.train, target)
+        state = train_state.initial_state(config, data.train, target, mesh)
     else:
         train_state.check_same_files(
             restored.config, _fingerprints(data, master), workdir
@@ -96,7 +109,7 @@ def train(
         config.data.buckets,
         config.seed,
         batches.Position(int(state.epoch), int(state.index)),
-        multiple_of=config.accumulate,
+        multiple_of=config.accumulate * config.data.multiple_of,
     )
     log_file = train_log.open_log(
         workdir, optimizer.steps, first, tensorboard=config.tensorboard
@@ -113,7 +126,7 @@ def train(
         for batch, position in stream:
             if number >= optimizer.steps:
                 break
-            learnt, writer = train_data.to_device(batch), "truth"
+            learnt, writer = train_data.to_device(batch, mesh), "truth"
             if master is not None:
                 learnt, writer = master.texts_of_step(state, learnt, number)
                 writers[writer] += 1

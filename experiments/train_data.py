@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments import train_settings
-from specjax import errors
+from specjax import errors, sharding
 from specjax.data import batches, pairs, tokenizer
 from specjax.models import t5_weights
 from specjax.training import step
@@ -43,25 +44,31 @@ class Data:
     fingerprints: dict[str, str]
 
 
-def load_data(config: ml_collections.ConfigDict, show: Callable[[str], None]) -> Data:
+def load_data(
+    config: ml_collections.ConfigDict,
+    show: Callable[[str], None],
+    mesh: Mesh | None = None,
+) -> Data:
     """Reads the files of ``config.data``.
 
     Args:
         config: see `configs/repair_target.py`.
         show: prints a line: what stays out, and how many.
+        mesh: that the held-out batches go to.
 
     Raises:
         errors.InputError: the tokenizer is not the model's, a file has a line that is
             no pair, or holds no example that is short enough.
     """
     pieces = _load_tokenizer(config, pathlib.Path(config.data.folder), show)
-    return read_data(config, pieces, show)
+    return read_data(config, pieces, show, mesh)
 
 
 def read_data(
     config: ml_collections.ConfigDict,
     pieces: tokenizer.Tokenizer,
     show: Callable[[str], None],
+    mesh: Mesh | None = None,
 ) -> Data:
     """The same with a tokenizer that is known to be the model's.
 
@@ -69,6 +76,7 @@ def read_data(
         config: see `configs/repair_target.py`; its ``data`` is read.
         pieces: of ``config.data.folder``.
         show: prints a line.
+        mesh: that the held-out batches go to.
 
     Raises:
         errors.InputError: see `load_data`.
@@ -124,11 +132,15 @@ def read_data(
     held_out = read(pathlib.Path(config.data.validation or folder / "validation.jsonl"))
     held_out = held_out[: config.data.validation_rows]
     rows = [example for example, _ in held_out]
-    plan = batches.plan_batches(rows, config.data.tokens_per_batch, config.data.buckets)
+    own = config.data
+    plan = batches.plan_batches(
+        rows, own.tokens_per_batch, own.buckets, own.multiple_of
+    )
     return Data(
         train=[example for example, _ in train],
         validation=[
-            to_device(batch) for batch in batches.epoch_batches(rows, plan, 0, epoch=0)
+            to_device(batch, mesh)
+            for batch in batches.epoch_batches(rows, plan, 0, epoch=0)
         ],
         sources=[source for source, _ in rows],
         references=[text for _, text in held_out],
@@ -142,14 +154,15 @@ def read_data(
     )
 
 
-def to_device(batch: batches.Batch) -> step.Batch:
-    """A batch of numpy arrays as the train step takes it."""
-    return step.Batch(
+def to_device(batch: batches.Batch, mesh: Mesh | None = None) -> step.Batch:
+    """A batch of numpy arrays as the train step takes it, on a mesh if there is one."""
+    moved = step.Batch(
         inputs=jnp.asarray(batch.inputs),
         inputs_mask=jnp.asarray(batch.input_mask),
         targets=jnp.asarray(batch.targets),
         targets_mask=jnp.asarray(batch.target_mask),
     )
+    return moved if mesh is None else sharding.place_rows(moved, mesh)
 
 
 def _load_tokenizer(
@@ -180,16 +193,15 @@ def _check_same(
     pieces: tokenizer.Tokenizer,
     show: Callable[[str], None],
 ) -> None:
-    if not any(
-        (pathlib.Path(config.init) / name).is_file() for name in tokenizer.FILES
-    ):
+    folder = train_settings.init_folder(config)
+    if not any((folder / name).is_file() for name in tokenizer.FILES):
         show(
             f"config.init: {config.init} holds no tokenizer; its model is taken to "
             "know the ids of config.data.folder"
         )
         return
     try:
-        tokenizer.check_same_tokenizer(tokenizer.load_tokenizer(config.init), pieces)
+        tokenizer.check_same_tokenizer(tokenizer.load_tokenizer(folder), pieces)
     except errors.InputError as error:
         raise errors.InputError(
             f"config.init: the model in {config.init} has another tokenizer than "
@@ -213,7 +225,8 @@ def fingerprint_files(config: ml_collections.ConfigDict) -> str:
         path = pathlib.Path(config.data[name] or folder / f"{name}.jsonl")
         digest.update(path.read_bytes() if path.is_file() else b"")
     if config.init not in train_settings.INITS:
-        digest.update(t5_weights.fingerprint(pathlib.Path(config.init)).encode())
+        start = train_settings.init_folder(config)
+        digest.update(t5_weights.fingerprint(start).encode())
     return digest.hexdigest()
 
 

@@ -126,6 +126,7 @@ def train(
         config.data.buckets,
         config.seed,
         batches.Position(int(state.epoch), int(state.index)),
+        multiple_of=config.data.multiple_of,
     )
     log_file = train_log.open_log(
         workdir, optimizer.steps, first, tensorboard=config.tensorboard

@@ -12,7 +12,7 @@ import ml_collections
 
 from configs import repair_target
 from experiments import build, teacher, train_log
-from specjax import checkpoints, errors
+from specjax import checkpoints, errors, zoo
 from specjax.data import batches
 from specjax.metrics import text
 from specjax.models import t5_config
@@ -70,6 +70,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     """
     check_run(config, repair_target.get_config(), model=t5_config.T5Config)
     build.positive(config, "accumulate")
+    build.positive(config.data, "multiple_of", path="data.")
     build.named(COMPUTE, config.compute_dtype, "compute_dtype")
     if not 0 <= config.label_smoothing < 1:
         raise errors.InputError(
@@ -87,12 +88,27 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
     _check_evaluation(config)
     _check_distillation(config)
-    own = config.init in INITS or (config.init and pathlib.Path(config.init).is_dir())
-    if not own:
-        raise errors.InputError(
-            f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
-            "directory of a trained model"
-        )
+    if config.init not in INITS:
+        init_folder(config)
+
+
+def init_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
+    """The folder of the model that ``config.init`` starts from.
+
+    Raises:
+        errors.InputError: there is none.
+    """
+    if config.init:
+        try:
+            folder = zoo.locate(config.init).expanduser()
+        except errors.InputError as error:
+            raise errors.InputError(f"config.init: {error}") from error
+        if folder.is_dir():
+            return folder
+    raise errors.InputError(
+        f"config.init is {config.init!r}: it must be {', '.join(INITS)} or the "
+        'directory of a trained model; "zoo/..." ships with specjax'
+    )
 
 
 def check_run(

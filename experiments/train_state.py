@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 import ml_collections
+from jax.sharding import Mesh
 
 from configs import repair_target
 from experiments import train_data, train_settings
-from specjax import checkpoints, errors
+from specjax import checkpoints, errors, sharding
 from specjax.models import t5, t5_config, t5_weights
 from specjax.training import alignment, draft_init, init, optimizer, step
 
@@ -31,6 +32,7 @@ _FREE_SETTINGS = (
     "best",
     "tensorboard",
     "measure_peak",
+    "mesh",
     "export",
 )
 # Of the optimizer's settings, those that say what it keeps.
@@ -43,6 +45,7 @@ def initial_state(
     config: ml_collections.ConfigDict,
     examples: Sequence[train_data.Example],
     target: t5.T5 | None = None,
+    mesh: Mesh | None = None,
 ) -> step.TrainState:
     """The state before the first step, as ``config.init`` says.
 
@@ -50,6 +53,7 @@ def initial_state(
         config: see `configs/repair_target.py`.
         examples: the training examples, which "dictionary" reads.
         target: whose layers "target" takes.
+        mesh: that it goes to.
 
     Raises:
         errors.InputError: the model in the directory ``config.init``, or the layers of
@@ -75,7 +79,7 @@ def initial_state(
                 target, tuple(layers.encoder), tuple(layers.decoder)
             )
         else:
-            model = t5_weights.load_t5(config.init)
+            model = t5_weights.load_t5(train_settings.init_folder(config))
         found = dataclasses.replace(model.config, dropout_rate=shape.dropout_rate)
         if found != shape:
             raise errors.InputError(
@@ -83,30 +87,43 @@ def initial_state(
                 f"{shape}"
             )
         model.config = shape
-    return step.init_state(model, train_settings.optimizer_config(config), run_key)
+    made = step.init_state(model, train_settings.optimizer_config(config), run_key)
+    return _placed(made, mesh)
 
 
 # One program: made operation by operation, each shape would compile for itself.
 _random_model = jax.jit(t5.T5, static_argnums=0)
 
 
-def template(config: ml_collections.ConfigDict) -> step.TrainState:
+def _placed(state: step.TrainState, mesh: Mesh | None) -> step.TrainState:
+    if mesh is None:
+        return state
+    sharding.check_heads(state.model.config.num_heads, mesh, "model")
+    return sharding.place(state, mesh, sharding.TRAINING)
+
+
+def template(
+    config: ml_collections.ConfigDict, mesh: Mesh | None = None
+) -> step.TrainState:
     """A state of the run's structure, for a checkpoint to fill."""
     shape = train_settings.model_config(config)
     model = _random_model(shape, jax.random.key(0))
-    return step.init_state(
+    made = step.init_state(
         model, train_settings.optimizer_config(config), jax.random.key(0)
     )
+    return _placed(made, mesh)
 
 
 def restore(
     config: ml_collections.ConfigDict,
     workdir: pathlib.Path,
     show: Callable[[str], None],
+    mesh: Mesh | None = None,
 ) -> checkpoints.Restored | None:
+    """The newest checkpoint of a run, on its devices; None: there is none yet."""
     restored = checkpoints.restore(
         workdir / "checkpoints",
-        template(config),
+        template(config, mesh),
         check=lambda saved: check_same_run(config, saved, workdir, show),
     )
     if restored is not None:

@@ -41,7 +41,6 @@ AXES = (DATA, MODEL)
 _UNITS, _WIDTH = "units", "width"
 
 # The first that fits a parameter's path counts; one that none fits is on every device.
-# Of more axes than the parameter has, those at the front.
 RULES: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"\.(qkv|kv|wi)\b", (None, _UNITS, _WIDTH)),
     (r"\.cross\.q\b", (_UNITS, _WIDTH)),
@@ -113,9 +112,12 @@ def spec_of(path: str, shape: Sequence[int], layout: Layout) -> PartitionSpec:
         shape: of the parameter.
         layout: what the axes of the mesh split.
     """
+    axes = {_UNITS: layout.units, _WIDTH: layout.width, None: None}
     for pattern, meaning in RULES:
-        if re.search(pattern, path):
-            axes = {_UNITS: layout.units, _WIDTH: layout.width, None: None}
+        # A quantized weight's scales lack its last axis. What else is of fewer axes is
+        # an optimizer's sums over some.
+        whole = len(shape) == len(meaning) or path.endswith(".scale")
+        if whole and re.search(pattern, path):
             return PartitionSpec(*(axes[own] for own in meaning[: len(shape)]))
     return PartitionSpec()
 
