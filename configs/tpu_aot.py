@@ -20,6 +20,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.targets = ("t5-v1_1-base", "t5-v1_1-large", "t5-v1_1-xl", "t5-v1_1-xxl")
     config.drafts = ("t5-v1_1-small",)
     config.chips = ("v4", "v5e", "v5p", "v6e")
+    # One chip; the target split over four, the draft whole on each.
+    config.meshes = ("model=1", "model=4")
     config.gamma = 7
     config.temperature = 0.0  # 0: greedy
     config.batch_size = 1

@@ -292,9 +292,8 @@ def build_pair(
         )
         dead_from(draft_tokenizer, draft_model, "draft")
     target = target or load_target(config, mesh)
-    if draft_tokenizer is not None:
+    if draft_model is not None and draft_tokenizer is not None:
         tokenizers.check_same_tokenizer(target.tokenizer, draft_tokenizer)
-    if draft_model is not None:
         draft_model.check_encoder_width(target.width)
     draft_model = build_widen.widen_draft(config, target.model, draft_model)
     parts = build_drafter.Parts(

@@ -262,8 +262,8 @@ def _check_fit(task: Task, target: str, draft: str, have: int) -> None:
     else:
         count = math.ceil(need("bfloat16") / have)
         way = (
-            f"in bfloat16 a mesh of {count} such devices would hold it, and models are "
-            "not split over devices yet: take a smaller model or cost"
+            f"in bfloat16 a mesh of {count} such devices would hold it, and this "
+            "command runs on one: take a smaller model or cost"
         )
     raise errors.InputError(
         f"config.target_cost.{target} with the draft {draft} does not fit: it takes "

@@ -15,26 +15,33 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import itertools
 import math
-import os
 import pathlib
-import re
-import time
-import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 from absl import flags
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from configs import tpu_aot as tpu_aot_config
 from experiments import build, cells, command
-from experiments.compiled_text import Program
-from specjax import errors
+from experiments.tpu_compile import (
+    TOPOLOGIES,
+    Compiled,
+    compile_for_tpu,
+    memory,
+    mesh_of_chips,
+    needs_libtpu,
+    place,
+    refusal,
+)
+from specjax import errors, sharding
 from specjax.decoding import speculative_generate
 from specjax.drafters.model import ModelDrafter
+from specjax.memory_plan import Decode, plan
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 from specjax.report import tpu_aot as report
@@ -44,29 +51,16 @@ from specjax.roofline import (
     cost_ratio,
     decoder_parameters,
     decoder_pass,
-    memory_needed,
     verify_ratio,
 )
 from specjax.sampling import Sampling
+from specjax.sharding import DATA, MODEL
 
 Row = dict[str, Any]
 
-# The smallest topologies that libtpu knows, with what makes one device of each chip.
-_TOPOLOGIES: dict[str, tuple[str, dict[str, str]]] = {
-    "v4": ("v4:2x2x1", {"chip_config_name": "megacore"}),
-    "v5e": ("v5e:2x2", {}),
-    "v5p": ("v5p:2x2x1", {}),
-    "v6e": ("v6e:2x2", {}),
-}
-# Without it libtpu looks for the machine's own TPU for minutes; the rest keeps it from
-# writing on stderr that there is none.
-_ENVIRONMENT = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "TPU_MIN_LOG_LEVEL": "3",
-}
+ROLES = ("target", "draft")
+_CHIPS = 4  # of the topologies
+
 # Temporaries may grow beyond the caches by the target's scores of attention and the
 # weights made of them, in float32, even if no layer reuses those of another.
 _SCORES = 2 * 4
@@ -97,10 +91,10 @@ def main(
     rows = []
     with console.status("") as status:
         for target, draft in pairs:
-            for name in names(config, "chips"):
-                status.update(f"{target}, {draft}: compiling for {name}")
-                job = Job.of(config, target, draft, name)
-                key = {"target": target, "draft": draft, "chip": name}
+            for name, mesh in itertools.product(names(config, "chips"), config.meshes):
+                status.update(f"{target}, {draft}: compiling for {name}, {mesh}")
+                job = Job.of(config, target, draft, name, mesh)
+                key = {"target": target, "draft": draft, "chip": name, "mesh": mesh}
                 row = done.get(key, job.run)
                 if row is not None:
                     rows.append(row)
@@ -131,7 +125,9 @@ def check(config: ml_collections.ConfigDict) -> list[tuple[str, str]]:
                 "once, such as A,B"
             )
     for name in names(config, "chips"):
-        build.named(_TOPOLOGIES, name, "chips")
+        build.named(TOPOLOGIES, name, "chips")
+    for text in config.meshes:
+        check_mesh(config, text)
     if config.dtype not in ITEM_BYTES:
         raise errors.InputError(
             f"config.dtype is {config.dtype!r}: one of {', '.join(ITEM_BYTES)}"
@@ -164,44 +160,41 @@ def check(config: ml_collections.ConfigDict) -> list[tuple[str, str]]:
     return pairs
 
 
+def check_mesh(config: ml_collections.ConfigDict, text: str) -> None:
+    """Refuses a mesh that the chips, the rows or a target's heads do not allow.
+
+    Raises:
+        errors.InputError: naming it.
+    """
+    try:
+        sizes = sharding.mesh_sizes(text)
+    except errors.InputError as error:
+        raise errors.InputError(f"config.meshes: {error}") from error
+    if math.prod(sizes.values()) > _CHIPS:
+        raise errors.InputError(
+            f"config.meshes has {text!r}: a topology of {_CHIPS} chips is compiled for"
+        )
+    if config.batch_size % sizes[DATA]:
+        raise errors.InputError(
+            f"config.meshes has {text!r} and config.batch_size is {config.batch_size}: "
+            f"a multiple of {sizes[DATA]}"
+        )
+    for name in names(config, "targets"):
+        heads = T5Config.preset(name).num_heads
+        if heads % sizes[MODEL]:
+            raise errors.InputError(
+                f"config.meshes has {text!r} and {name} has {heads} attention heads: "
+                f"{MODEL} must divide them"
+            )
+
+
 def names(config: ml_collections.ConfigDict, setting: str) -> list[str]:
     """Names of a setting; on a command line, commas stand between them."""
     return ",".join(config[setting]).split(",")
 
 
-def needs_libtpu() -> None:
-    """Refuses to go on without the compiler.
-
-    Raises:
-        errors.InputError: it is not installed.
-    """
-    if importlib.util.find_spec("libtpu") is None:
-        raise errors.InputError(
-            "compiling for TPUs needs libtpu, which is not installed: it comes with "
-            "the extra tpu, pip install -e '.[tpu]'"
-        )
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-
-
 def _version() -> str:
     return importlib.metadata.version("libtpu")
-
-
-@functools.cache
-def one_chip(name: str) -> jax.sharding.Sharding:
-    """Where all arrays lie: the first chip of the smallest topology.
-
-    A mesh over its four chips would be made here, and the rules by which parameters
-    are split over it would take the place of the one sharding in `Job.abstract`.
-    """
-    from jax.experimental import topologies
-
-    topology, settings = _TOPOLOGIES[name]
-    found = topologies.get_topology_desc(
-        platform="tpu", topology_name=topology, **settings
-    )
-    return jax.sharding.SingleDeviceSharding(found.devices[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +205,7 @@ class Job:
         target: its preset.
         draft: its preset.
         chip: its short name.
+        mesh: of chips; the target is split over its `model`, rows over its `data`.
         gamma: drafted tokens.
         sampling: of both.
         batch: rows.
@@ -223,6 +217,7 @@ class Job:
     target: str
     draft: str
     chip: str
+    mesh: str
     gamma: int
     sampling: Sampling
     batch: int
@@ -232,13 +227,19 @@ class Job:
 
     @classmethod
     def of(
-        cls, config: ml_collections.ConfigDict, target: str, draft: str, chip: str
+        cls,
+        config: ml_collections.ConfigDict,
+        target: str,
+        draft: str,
+        chip: str,
+        mesh: str,
     ) -> Job:
         """From the settings."""
         return cls(
             target=target,
             draft=draft,
             chip=chip,
+            mesh=mesh,
             gamma=config.gamma,
             sampling=Sampling(temperature=config.temperature or None),
             batch=config.batch_size,
@@ -250,14 +251,15 @@ class Job:
     def run(self) -> Row:
         """Compiles everything: the row of the table."""
         row: Row = {"target": self.target, "draft": self.draft, "chip": self.chip}
+        row |= {"mesh": self.mesh}
         row |= self._modelled()
         first, longer = self.lengths
         loop = self.compile_loop(first)
         if isinstance(loop, str):
             return row | {"fits": False, "refused": loop} | self._passes()
-        memory = _memory(loop.compiled)
-        row |= memory | {"compile_seconds": loop.seconds}
-        row["fits"] = memory["total"] <= self.device.memory
+        used = memory(loop.compiled)
+        row |= used | {"compile_seconds": loop.seconds}
+        row["fits"] = used["total"] <= self.device.memory
         row |= self._passes()
         again = self.compile_loop(longer)
         if isinstance(again, str):
@@ -275,15 +277,16 @@ class Job:
 
     def compile_loop(self, length: int) -> Compiled | str:
         """All of `speculative_generate`; why not, where it does not fit."""
-        target, draft = (self._model(name) for name in (self.target, self.draft))
+        target, draft = (self._model(role) for role in ROLES)
         rows = (self.batch, self.source)
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.batch))
-        arguments = self.abstract(
+        arguments = place(
             (
                 jax.ShapeDtypeStruct(rows, jnp.int32),
                 jax.ShapeDtypeStruct(rows, bool),
                 keys,
-            )
+            ),
+            self._rows,
         )
         generate = functools.partial(
             speculative_generate,
@@ -292,20 +295,19 @@ class Job:
             max_length=length,
         )
         try:
-            return _compile(
-                jax.jit(generate), (target, ModelDrafter(draft), *arguments)
+            return compile_for_tpu(
+                jax.jit(generate), (target, ModelDrafter(draft), *arguments), self.on
             )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            return _used(str(error))
+            return refusal(str(error))
 
-    def compile_pass(self, name: str, tokens: int) -> Compiled:
+    def compile_pass(self, role: str, tokens: int) -> Compiled:
         """One decoder pass alone, its cache donated and laid out as it likes."""
         from jax.experimental.layout import Format, Layout
 
-        free = Format(Layout.AUTO, one_chip(self.chip))
-        model = self._model(name)
+        model = self._model(role)
         rows = (self.batch, self.source)
         encoded = jax.eval_shape(
             lambda m, inputs, mask: m.encode(inputs, mask),
@@ -316,70 +318,109 @@ class Job:
         cache = jax.eval_shape(
             lambda m: m.init_cache(self.batch, self.slots(self.lengths[0])), model
         )
-        fed = self.abstract(jax.ShapeDtypeStruct((self.batch, tokens), jnp.int32))
+        fed = jax.ShapeDtypeStruct((self.batch, tokens), jnp.int32)
+        fed = place(fed, self._rows)
 
         def feed(model: T5, fed: Any, encoded: Any, cache: Any) -> Any:
             output, cache = model.decode(fed, cache, encoded)
             return jnp.argmax(output.logits, axis=-1), cache
 
-        chip = one_chip(self.chip)
+        def free(tree: Any) -> Any:
+            # Of heads, where a layer's memory has an axis of them.
+            split = role == "target"
+
+            def of(x: Any) -> Format:
+                axes = (DATA, MODEL if split else None)[: 1 + (x.ndim == 4)]
+                return Format(Layout.AUTO, NamedSharding(self.on, PartitionSpec(*axes)))
+
+            return jax.tree.map(of, tree)
+
+        places = jax.tree.map(lambda x: x.sharding, (model, fed))
         call = jax.jit(
             feed,
             donate_argnums=3,
-            in_shardings=(chip, chip, free, free),
-            out_shardings=(chip, free),
+            in_shardings=(*places, free(encoded), free(cache)),
+            out_shardings=(self._rows, free(cache)),
         )
-        return _compile(call, (model, fed, encoded, cache))
+        return compile_for_tpu(call, (model, fed, encoded, cache), self.on)
 
-    def abstract(self, tree: Any) -> Any:
-        """The same shapes, on the chip."""
-        chip = one_chip(self.chip)
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=chip), tree
-        )
+    @property
+    def on(self) -> Mesh:
+        """The chips."""
+        return mesh_of_chips(self.chip, self.mesh)
 
-    def _model(self, name: str) -> T5:
-        config = T5Config.preset(name)
+    @property
+    def _rows(self) -> NamedSharding:
+        return NamedSharding(self.on, PartitionSpec(DATA))
+
+    def _config(self, role: str) -> T5Config:
+        return T5Config.preset(self.target if role == "target" else self.draft)
+
+    def _model(self, role: str) -> T5:
+        config = self._config(role)
         shapes = jax.eval_shape(lambda: T5(config, jax.random.key(0)))
         dtype = jnp.dtype(self.dtype)
-        return self.abstract(
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
-        )
+        typed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
+        # A small draft over many chips gets slower: each has the whole of it.
+        layout = sharding.DECODING if role == "target" else sharding.REPLICATED
+        return place(typed, sharding.shardings(typed, self.on, layout))
 
     def _modelled(self) -> Row:
-        """What our own count says, before anything compiles."""
-        target, draft = T5Config.preset(self.target), T5Config.preset(self.draft)
-        slots = self.slots(self.lengths[0])
-        shape = dict(batch=self.batch, written=slots, source=self.source)
-        need = memory_needed(
-            [target, draft],
+        """What our own count says of a chip, before anything compiles."""
+        target, draft = (self._config(role) for role in ROLES)
+        decode = Decode(self.batch, self.source, self.lengths[0], self.gamma)
+        need = plan(target, draft, self.dtype, self._sizes, decode)
+        fed = self.gamma + 1
+        row: Row = {
+            "memory": self.device.memory,
+            "counted": need.bytes - need.laws - need.activations,
+            "step_counted": self._pass_bytes("target", 1),
+            "verify_counted": self._pass_bytes("target", fed),
+            "draft_counted": self._pass_bytes("draft", 1),
+        }
+        # Of several chips, what they tell each other is left out.
+        if math.prod(self._sizes.values()) > 1:
+            c = row["draft_counted"] / row["step_counted"]
+            return row | {"c": c, "v": row["verify_counted"] / row["step_counted"]}
+        shape = dict(
+            batch=self.batch, written=self.slots(self.lengths[0]), source=self.source
+        )
+        c = cost_ratio(target, draft, self.device, self.dtype, **shape)
+        v = verify_ratio(target, self.device, self.dtype, tokens=fed, **shape)
+        return row | {"c": c, "v": v}
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return sharding.mesh_sizes(self.mesh)
+
+    def _over(self, role: str) -> int:
+        """Chips that a model's units are split over."""
+        return self._sizes[MODEL] if role == "target" else 1
+
+    def _pass_bytes(self, role: str, tokens: int) -> int:
+        """What a chip moves in one decoder pass; each has all of the activations."""
+        work = decoder_pass(
+            self._config(role),
             self.dtype,
-            batch=self.batch,
-            slots=slots,
+            tokens=tokens,
+            batch=self.batch // self._sizes[DATA],
+            written=self.slots(self.lengths[0]),
             source=self.source,
         )
-        device, dtype, fed = self.device, self.dtype, self.gamma + 1
-        return {
-            "memory": device.memory,
-            "counted": need.bytes,
-            "c": cost_ratio(target, draft, device, dtype, **shape),
-            "v": verify_ratio(target, device, dtype, tokens=fed, **shape),
-            "step_counted": decoder_pass(target, dtype, **shape).bytes,
-            "verify_counted": decoder_pass(target, dtype, tokens=fed, **shape).bytes,
-            "draft_counted": decoder_pass(draft, dtype, **shape).bytes,
-        }
+        split = work.weights + work.self_attention + work.cross_attention
+        return split // self._over(role) + work.activations
 
     def _passes(self) -> Row:
         """Traffic of single passes, by the compiled text and by XLA's own count."""
         found: Row = {}
-        passes = {"step": (self.target, 1), "verify": (self.target, self.gamma + 1)}
-        passes["draft"] = (self.draft, 1)
-        for name, (model, tokens) in passes.items():
-            made = self.compile_pass(model, tokens)
+        passes = {"step": ("target", 1), "verify": ("target", self.gamma + 1)}
+        passes["draft"] = ("draft", 1)
+        for name, (role, tokens) in passes.items():
+            made = self.compile_pass(role, tokens)
             counted = made.compiled.cost_analysis()["bytes accessed"]
             found[f"{name}_bytes"] = made.program.memory_bytes()
             found[f"{name}_xla_bytes"] = counted
-            found[f"{name}_temporaries"] = _memory(made.compiled)["temporaries"]
+            found[f"{name}_temporaries"] = memory(made.compiled)["temporaries"]
         found["c_bytes"] = found["draft_bytes"] / found["step_bytes"]
         found["v_bytes"] = found["verify_bytes"] / found["step_bytes"]
         return found
@@ -388,10 +429,12 @@ class Job:
         """What a longer buffer adds, and whether a loop copies a cache."""
         shapes = set()
         counted = scores = 0
-        for name in (self.target, self.draft):
-            config = T5Config.preset(name)
+        for role in ROLES:
+            config = self._config(role)
+            rows = self.batch // self._sizes[DATA]
+            heads = config.num_heads // self._over(role)
             short, long = (
-                (self.batch, config.num_heads, self.slots(length), config.d_kv)
+                (rows, heads, self.slots(length), config.d_kv)
                 for length in self.lengths
             )
             shapes.add((short, long))
@@ -404,8 +447,8 @@ class Job:
         for short, long in shapes:
             copies += longer.program.copies(long)
             caches += longer.program.loop_bytes(long) - loop.program.loop_bytes(short)
-        memory = [_memory(own.compiled)["temporaries"] for own in (loop, longer)]
-        grown = memory[1] - memory[0]
+        used = [memory(own.compiled)["temporaries"] for own in (loop, longer)]
+        grown = used[1] - used[0]
         return {
             "growth": grown,
             "caches_growth": caches,
@@ -413,45 +456,6 @@ class Job:
             "copies": copies,
             "copies_caches": bool(copies) or grown > caches + scores,
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A program and how long it took to make."""
-
-    compiled: Any
-    program: Program
-    seconds: float
-
-
-def _compile(call: Any, arguments: Sequence[Any]) -> Compiled:
-    """Compiles for the chip of its arguments."""
-    lowered = call.trace(*arguments).lower(lowering_platforms=("tpu",))
-    with warnings.catch_warnings():
-        # What is compiled for a chip that is not here cannot be read from a cache.
-        warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-        start = time.perf_counter()
-        compiled = lowered.compile()
-        seconds = time.perf_counter() - start
-    return Compiled(compiled, Program.parse(compiled.as_text()), seconds)
-
-
-def _memory(compiled: Any) -> Row:
-    """Bytes of the chip's memory that a run needs."""
-    found = compiled.memory_analysis()
-    parts = {
-        "arguments": found.argument_size_in_bytes,
-        "temporaries": found.temp_size_in_bytes,
-        "code": found.generated_code_size_in_bytes,
-    }
-    output = found.output_size_in_bytes - found.alias_size_in_bytes
-    return parts | {"total": sum(parts.values()) + output}
-
-
-def _used(message: str) -> str:
-    """The compiler's first sentence on what does not fit."""
-    words = message.partition("RESOURCE_EXHAUSTED:")[2].strip() or message
-    return re.split(r"\.\s|\n", words + "\n")[0].rstrip(".")[:200]
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ _DEVICES: Mapping[str, Device] = {
         _chip("TPU v6e", 32.0, 1638.0, bfloat16=918.0, float32=918.0),
         _chip("H200", 141.0, 4800.0, bfloat16=989.4, float32=494.7),
         _chip("A100-80GB", 80.0, 2039.0, bfloat16=312.0, float32=156.0),
+        _chip("A100-40GB", 40.0, 1555.0, bfloat16=312.0, float32=156.0),
     )
 }
 

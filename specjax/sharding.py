@@ -70,19 +70,18 @@ TRAINING = Layout(width=DATA)
 REPLICATED = Layout(units=None)
 
 
-def make_mesh(text: str, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh of all devices.
+def mesh_sizes(text: str) -> dict[str, int]:
+    """Devices of each axis of a mesh.
 
     Args:
-        text: sizes of its axes, such as ``data=2,model=4``; an axis that is left out
-            has size 1.
-        devices: of every process; default: those that jax finds.
+        text: such as ``data=2,model=4``; an axis that is left out has size 1.
 
     Raises:
-        InputError: an axis that is not known, given twice or of no size, or sizes that
-            do not come to the number of devices.
+        InputError: an axis that is not known, given twice or of no size.
+
+    >>> mesh_sizes("model=4")
+    {'data': 1, 'model': 4}
     """
-    devices = jax.devices() if devices is None else devices
     sizes = {axis: 1 for axis in AXES}
     named: set[str] = set()
     for part in text.split(","):
@@ -94,6 +93,21 @@ def make_mesh(text: str, devices: Sequence[jax.Device] | None = None) -> Mesh:
             )
         sizes[axis] = int(size)
         named.add(axis)
+    return sizes
+
+
+def make_mesh(text: str, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """A mesh of all devices.
+
+    Args:
+        text: sizes of its axes, as of `mesh_sizes`.
+        devices: of every process; default: those that jax finds.
+
+    Raises:
+        InputError: as `mesh_sizes`, or sizes that do not come to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = mesh_sizes(text)
     wanted = math.prod(sizes.values())
     if wanted != len(devices):
         raise InputError(

@@ -15,6 +15,7 @@ _COLUMNS = (
     ("target", "target", "{}"),
     ("draft", "draft", "{}"),
     ("chip", "chip", "{}"),
+    ("mesh", "mesh", "{}"),
     ("fits", "fits", "{}"),
     ("arguments, GB", "arguments", "{:.2f}"),
     ("temporaries, GB", "temporaries", "{:.3f}"),
@@ -82,7 +83,7 @@ def line(row: Row) -> str:
     Args:
         row: from `experiments.tpu_aot`.
     """
-    where = f"{row['target']}, {row['draft']} on {row['chip']}"
+    where = f"{row['target']}, {row['draft']} on {row['chip']}, {row['mesh']}"
     fields = _fields(row)
     traffic = (
         f"a step moves {row['step_bytes'] / 1e6:.0f} MB "

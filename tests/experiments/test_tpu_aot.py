@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs import tpu_aot as tpu_aot_config
-from experiments import tpu_aot
+from experiments import tpu_aot, tpu_compile
 from experiments.compiled_text import Program
 from specjax.report import tpu_aot as report
 from specjax.sampling import Sampling
@@ -169,8 +169,18 @@ def test_the_report_tells_what_does_not_fit_and_what_is_copied(tmp_path):
     growth = {"growth": 3e8, "caches_growth": 2e8, "caches_growth_counted": 1e8}
     copied = {"copies": ["x (copy)"], "copies_caches": True}
     rows = [
-        {"target": "a", "chip": "v4", "fits": True} | shared | whole | growth | copied,
-        {"target": "b", "chip": "v5e", "fits": False, "refused": "Used 22G of 16G hbm"}
+        {"target": "a", "chip": "v4", "mesh": "model=1", "fits": True}
+        | shared
+        | whole
+        | growth
+        | copied,
+        {
+            "target": "b",
+            "chip": "v5e",
+            "mesh": "model=1",
+            "fits": False,
+            "refused": "Used 22G of 16G hbm",
+        }
         | shared,
     ]
     text = report.markdown(rows, ["b: it broke"], {"gamma": 7})
@@ -180,11 +190,11 @@ def test_the_report_tells_what_does_not_fit_and_what_is_copied(tmp_path):
         if line.startswith("| a |") or (line.startswith("| b |"))
     )
     cells = [cell.strip() for cell in first.split("|")[1:-1]]
-    assert cells[:6] == ["a", "small", "v4", "yes", "2.00", "0.100"]
-    assert cells[8] == "1.20" and cells[15:18] == ["1.50", "2.00", "1"]
+    assert cells[:6] == ["a", "small", "v4", "model=1", "yes", "2.00"]
+    assert cells[9] == "1.20" and cells[16:19] == ["1.50", "2.00", "1"]
     assert " no | - | - |" in second
-    assert "- b, small on v5e: does not fit (Used 22G of 16G hbm)" in text
-    assert "- a, small on v4: fits" in text and "caches are copied" in text
+    assert "- b, small on v5e, model=1: does not fit (Used 22G of 16G hbm)" in text
+    assert "- a, small on v4, model=1: fits" in text and "caches are copied" in text
     assert "- failed: b: it broke." in text
     report.write_csv(rows, tmp_path / "report.csv")
     with open(tmp_path / "report.csv", newline="") as file:
@@ -195,17 +205,18 @@ def test_the_report_tells_what_does_not_fit_and_what_is_copied(tmp_path):
 
 def test_the_compilers_own_words_are_kept():
     why = "Ran out of memory on HBM, the total (48.00G) exceeds what is there (15.75G)"
-    assert tpu_aot._used(f"RESOURCE_EXHAUSTED: {why}.") == why
-    assert tpu_aot._used(f"X: RESOURCE_EXHAUSTED: {why}. More.\nMore.") == why
+    assert tpu_compile.refusal(f"RESOURCE_EXHAUSTED: {why}.") == why
+    assert tpu_compile.refusal(f"X: RESOURCE_EXHAUSTED: {why}. More.\nMore.") == why
 
 
-@pytest.fixture
-def job() -> tpu_aot.Job:
+@pytest.fixture(params=["model=1", "model=2"])
+def job(request) -> tpu_aot.Job:
     tpu_aot.needs_libtpu()
     return tpu_aot.Job(
         target="t5-v1_1-small",
         draft="t5-v1_1-small",
         chip="v5e",
+        mesh=request.param,
         gamma=7,
         sampling=Sampling(temperature=None),
         batch=1,
@@ -229,7 +240,8 @@ def test_a_loop_that_copies_is_caught(job):
 
     # Too large for the chip's own memory.
     cache = jax.ShapeDtypeStruct((64, 20_000, 128), jnp.bfloat16)
-    made = tpu_aot._compile(jax.jit(loop), [job.abstract(cache)])
+    cache = tpu_compile.place(cache, job._rows)
+    made = tpu_compile.compile_for_tpu(jax.jit(loop), [cache], job.on)
     assert made.program.copies(cache.shape)
 
 
@@ -241,7 +253,8 @@ def test_the_small_shape_compiles(job):
     for name in ("step", "verify", "draft"):
         assert row[f"{name}_bytes"] == pytest.approx(row[f"{name}_counted"], rel=0.15)
     assert row["arguments"] == pytest.approx(row["counted"], rel=0.1)
-    assert row["c"] == 1.0 and row["c_bytes"] == 1.0
+    if job.mesh == "model=1":
+        assert row["c"] == 1.0 and row["c_bytes"] == 1.0
     assert report.line(row).endswith("caches are not copied")
 
 
