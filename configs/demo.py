@@ -55,6 +55,10 @@ def get_config() -> ml_collections.ConfigDict:
     config.samples = 1  # of each line, side by side, in the sampled run
     config.input = str(pathlib.Path(__file__).with_name("demo_repair.txt"))
     config.task_prefix = "repair: "  # put before each line
+    config.decoder_prefix = ""  # what every output begins with
+    # Texts that end an output, which keeps them, spelled as at a word's start or within
+    # one; several with commas between.
+    config.stop = ()
     config.buckets = (64, 128, 256, 512)  # source lengths that are padded to
     config.max_length = 96  # decoder tokens, start token and EOS included
     config.batch_size = 1

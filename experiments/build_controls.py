@@ -1,7 +1,9 @@
-"""From ``config.controls`` to what edits the logits of both models."""
+"""From settings to what edits the logits, and to what outputs begin and end with."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,10 +11,67 @@ import ml_collections
 import numpy as np
 
 from specjax import controls, errors
+from specjax.data import spellings
 from specjax.data import tokenizer as tokenizers
 
 # Penalties, and the value at which each changes nothing.
 _IDLE = {"repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ends:
+    """What every output begins with, and what ends one beside the end of sequence.
+
+    Attributes:
+        prefix: ids, the start token first.
+        stop: sequences of ids.
+    """
+
+    prefix: tuple[int, ...] = (0,)
+    stop: tuple[tuple[int, ...], ...] = ()
+
+    def settings(self, rows: int) -> dict[str, Any]:
+        """Both, as the loops take them; what is not set is left out."""
+        found = {}
+        if len(self.prefix) > 1:
+            prefix = jnp.array(self.prefix, jnp.int32)[None]
+            found["prefix"] = jnp.broadcast_to(prefix, (rows, len(self.prefix)))
+        if self.stop:
+            found["stop"] = _padded(self.stop)
+        return found
+
+    def stops(self, tokens: Sequence[int]) -> bool:
+        """Whether new tokens end in a stop sequence."""
+        return any(tuple(tokens[-len(own) :]) == own for own in self.stop)
+
+
+def build_ends(
+    config: ml_collections.ConfigDict, tokenizer: tokenizers.Tokenizer
+) -> Ends:
+    """What ``config.decoder_prefix`` and ``config.stop`` ask for.
+
+    Raises:
+        InputError: a text that the models never write, or a prefix that leaves no room.
+    """
+    texts = [text.strip() for own in config.stop for text in str(own).split(",")]
+    stop: list[tuple[int, ...]] = []
+    try:
+        if texts:
+            rows = spellings.stop_sequences(tokenizer, texts).tolist()
+            stop = [tuple(index for index in row if index >= 0) for row in rows]
+    except errors.InputError as error:
+        raise errors.InputError(f"config.stop: {error}") from error
+    try:
+        ids, _ = spellings.decoder_prefixes(tokenizer, [config.decoder_prefix])
+    except errors.InputError as error:
+        raise errors.InputError(f"config.decoder_prefix: {error}") from error
+    if ids.shape[1] >= config.max_length:
+        raise errors.InputError(
+            f"config.decoder_prefix has {ids.shape[1]} tokens, the start token "
+            f"included, and config.max_length is {config.max_length}, which counts "
+            "them: leave room for one more"
+        )
+    return Ends(tuple(ids[0].tolist()), tuple(stop))
 
 
 def build_controls(
@@ -97,6 +156,7 @@ def _banned(
     return sequences
 
 
-def _padded(sequences: list[list[int]]) -> Any:
+def _padded(sequences: Sequence[Sequence[int]]) -> Any:
     width = max(map(len, sequences))
-    return jnp.array([own + [-1] * (width - len(own)) for own in sequences], jnp.int32)
+    rows = [[*own, *[-1] * (width - len(own))] for own in sequences]
+    return jnp.array(rows, jnp.int32)

@@ -4,8 +4,9 @@
 
 Shows every output in colour (which tokens were drafted and stood), then speed,
 acceptance and costs. Writes DIR/manifest.json, DIR/metrics.json and DIR/decodes.jsonl,
-where `"finished": false` is an output that ``config.max_length`` cut. With
-``config.samples`` each line counts as so many rows.
+where `"finished": false` is an output that ``config.max_length`` cut, and tokens and
+text are what follows ``config.decoder_prefix``. With ``config.samples`` each line
+counts as so many rows.
 Exit code 1: outputs that must be the same both ways (greedy ones, and samples that
 share the target's noise) differ by more than rounding explains. A lossy verifier's may,
 and it is named as lossy wherever its results stand.
@@ -60,6 +61,7 @@ def main(
     gamma = build.parse_gamma(config.gamma, tree.depth if tree else None)
     pair = build.build_pair(config)
     modes = build_modes(config, pair.tokenizer, pair.num_tokens, gamma)
+    ends = build_controls.build_ends(config, pair.tokenizer)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]
     input_lines.check_lengths(rows, buckets, path)
     lines = [line for line in lines for _ in range(config.samples)]
@@ -90,7 +92,7 @@ def main(
         "lossless": verifier.lossless,
         "tree": dataclasses.asdict(tree) if tree else None,
     }
-    setup = side_by_side.Setup(pair, verifier, config.max_length, about)
+    setup = side_by_side.Setup(pair, verifier, config.max_length, about, ends)
     workdir.mkdir(parents=True, exist_ok=True)
     # What an earlier run has written must not stand beside this one's settings.
     for name in ("metrics.json", "decodes.jsonl", "decodes.jsonl.partial"):

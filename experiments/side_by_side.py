@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from experiments import baseline, build, build_length
+from experiments import baseline, build, build_controls, build_length
 from specjax import metrics, theory
 from specjax.data import batches
 from specjax.decoding import DecodeOutput, Stats
@@ -51,12 +51,14 @@ class Setup:
         max_length: decoder tokens, start token included.
         about: how the rule and the tree are named in what is written: `verifier`,
             `verifier_settings`, `lossless` and `tree`.
+        ends: what outputs begin with and stop at.
     """
 
     pair: build.Pair
     verifier: Verifier
     max_length: int
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ends: build_controls.Ends = build_controls.Ends()
 
     def one_text(self, mode: Mode) -> bool:
         """Whether both ways write the same tokens, but for lossy rules and rounding.
@@ -68,7 +70,12 @@ class Setup:
     def plain(self, batch: batches.InferenceBatch, keys: jax.Array, mode: Mode) -> Any:
         """Decodes a batch with the target alone."""
         return baseline.decode(
-            self.pair.target, batch, keys, mode.sampling, self.max_length
+            self.pair.target,
+            batch,
+            keys,
+            mode.sampling,
+            self.max_length,
+            **self.ends.settings(len(batch.rows)),
         )
 
     def speculative(
@@ -92,7 +99,14 @@ class Setup:
             gamma=mode.gamma,
             max_length=self.max_length,
             trace=with_trace,
+            **self.ends.settings(len(batch.rows)),
         )
+
+    def written(self, output: DecodeOutput, slot: int) -> tuple[list[int], bool]:
+        """A row's new tokens, and whether it ended by itself."""
+        tokens = baseline.new_tokens(output, slot, len(self.ends.prefix))
+        eos_id = self.pair.target.config.eos_id
+        return tokens, baseline.finished(tokens, eos_id) or self.ends.stops(tokens)
 
 
 @dataclasses.dataclass
@@ -325,11 +339,8 @@ def add_batch(
 
 
 def _cut(setup: Setup, part: batches.InferenceBatch, output: DecodeOutput) -> int:
-    eos_id = setup.pair.target.config.eos_id
-    return sum(
-        not baseline.finished(baseline.new_tokens(output, int(slot)), eos_id)
-        for slot in np.flatnonzero(part.valid)
-    )
+    slots = np.flatnonzero(part.valid)
+    return sum(not setup.written(output, int(slot))[1] for slot in slots)
 
 
 def _agreement(
@@ -343,7 +354,9 @@ def _agreement(
         plain.length,
     )
     settings: dict[str, Any] = dict(
-        sampling=mode.sampling, draft_sampling=mode.draft_sampling
+        sampling=mode.sampling,
+        draft_sampling=mode.draft_sampling,
+        prefix_length=jnp.full(len(part.rows), len(setup.ends.prefix), jnp.int32),
     )
     pair = setup.pair
     if pair.draft_model is None:
@@ -446,18 +459,18 @@ def _timed(function: Callable[[], DecodeOutput]) -> tuple[DecodeOutput, float]:
 def _record(
     setup: Setup, mode: Mode, plain: DecodeOutput, fast: DecodeOutput, slot: int
 ) -> dict[str, Any]:
-    tokens = baseline.new_tokens(fast, slot)
+    tokens, finished = setup.written(fast, slot)
     record: dict[str, Any] = {
         "tokens": tokens,
         "text": setup.pair.tokenizer.decode(tokens),
         # Else max_length cut it.
-        "finished": baseline.finished(tokens, setup.pair.target.config.eos_id),
+        "finished": finished,
         "target_calls": int(fast.stats.target_calls[slot]),
         "accepted": int(np.sum(np.asarray(fast.stats.accepted)[slot])),
     }
     if not setup.verifier.lossless:
         record["lossless"] = False
     if setup.one_text(mode):
-        record["autoregressive_tokens"] = baseline.new_tokens(plain, slot)
+        record["autoregressive_tokens"] = setup.written(plain, slot)[0]
         record["identical"] = record["autoregressive_tokens"] == tokens
     return record

@@ -4,6 +4,7 @@ from specjax.beam import BeamOutput, beam_generate
 from specjax.decoding import (
     DecodeOutput,
     autoregressive_generate,
+    autoregressive_step,
     speculative_generate,
     speculative_init,
     speculative_step,
@@ -12,6 +13,7 @@ from specjax.drafters.model import ModelDrafter
 from specjax.drafters.ngram import NgramDrafter
 from specjax.drafters.tree import TreeDrafter
 from specjax.errors import InputError
+from specjax.generation import Generation
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 from specjax.models.t5_weights import load_t5, save_t5
@@ -24,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BeamOutput",
     "DecodeOutput",
+    "Generation",
     "InputError",
     "ModelDrafter",
     "NgramDrafter",
@@ -34,6 +37,7 @@ __all__ = [
     "TreeDrafter",
     "Verifier",
     "autoregressive_generate",
+    "autoregressive_step",
     "beam_generate",
     "block_verify",
     "load",

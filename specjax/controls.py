@@ -306,6 +306,21 @@ def by_row(control: AnyControl, batch: int, times: int = 1) -> AnyControl:
     return _edited(control, spread)
 
 
+def control_rows(control: AnyControl, rows: Int[Array, " K"]) -> AnyControl:
+    """The control of some rows of a batch; what is one for all rows stays.
+
+    Args:
+        control: any; one without settings stays as it is.
+        rows: numbers of rows.
+    """
+
+    def taken(name: str, setting: Setting) -> Array:
+        value = jnp.asarray(getattr(control, name))
+        return value if value.ndim == setting.rank else value[rows]
+
+    return _edited(control, taken)
+
+
 def with_fixed_types(control: AnyControl) -> AnyControl:
     """The control with numbers as arrays of fixed type, so that none retraces."""
 

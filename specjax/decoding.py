@@ -221,44 +221,33 @@ def _autoregressive_loop(
     stop: Array | None,
     log_probs: bool,
 ) -> DecodeOutput:
-    encoded = target.encode(inputs, mask)
-    state = _init(
+    encoded, state = speculative_init(
+        target,
+        None,
+        inputs,
+        mask,
+        gamma=0,
+        max_length=max_length,
+        budget=budget,
+        prefix=prefix,
+        prefix_length=prefix_length,
+        log_probs=log_probs,
+    )
+    step = functools.partial(
+        autoregressive_step,
         target,
         encoded,
-        prefix,
-        prefix_length,
-        budget,
-        max_length,
-        0,
-        max_length + 1,
-        log_probs,
+        keys,
+        sampling=sampling,
+        eos_id=eos_id,
+        stop=stop,
     )
-    sample_keys = fold_rows(keys, SAMPLE)
-
-    def step(state: DecodeState) -> DecodeState:
-        last = _last(state)
-        output, cache = target.decode(last, state.cache, encoded)
-        prefix = Prefix(tokens=state.tokens, length=state.length[:, None])
-        law = sampling.law(output.logits, prefix)
-        chosen = jax.vmap(lambda key, own: draw_law(key, own, 0, target.vocab_size))(
-            fold_rows(sample_keys, state.length), law
-        )
-        block = DraftBlock(
-            tokens=jnp.zeros((last.shape[0], 0), jnp.int32),
-            length=jnp.zeros_like(state.length),
-        )
-        verdict = VerifyOutput(num_accepted=block.length, next_token=chosen)
-        state = state.replace(cache=cache)
-        return commit(
-            state, block, verdict, output.logits, sampling.num_tokens, eos_id, stop
-        )
-
     return _output(jax.lax.while_loop(_unfinished, step, state), max_length)
 
 
 def speculative_init(
     target: EncoderDecoder,
-    drafter: Drafter,
+    drafter: Drafter | None,
     inputs: Int[Array, "B S"],
     mask: Bool[Array, "B S"],
     *,
@@ -274,10 +263,11 @@ def speculative_init(
 
     `speculative_generate` is this, a while loop over `speculative_step`, and the cut of
     the buffer to `max_length`; drive the step from Python to stream tokens or to look
-    inside. Arguments are those of `speculative_generate`, all given.
+    inside. Arguments are those of `speculative_generate`, all given. Without a drafter
+    and with gamma 0 it is what comes before `autoregressive_step`.
     """
     encoded = target.encode(inputs, mask)
-    nodes = drafter.nodes(gamma)
+    nodes = 0 if drafter is None else drafter.nodes(gamma)
     state = _init(
         target,
         encoded,
@@ -289,6 +279,8 @@ def speculative_init(
         max_length + nodes + 1,  # the last block never runs off the end
         log_probs,
     )
+    if drafter is None:
+        return encoded, state
     batch, size = state.tokens.shape
     draft_state = drafter.init(
         target, encoded, inputs, mask, prefix, prefix_length, size
@@ -380,6 +372,36 @@ def speculative_step(
         done=state.done,
     )
     return state.replace(draft_state=drafter.commit(state.draft_state, committed))
+
+
+def autoregressive_step(
+    target: EncoderDecoder,
+    encoded: Encoded,
+    keys: Key[Array, " B"],
+    state: DecodeState,
+    *,
+    sampling: Sampling,
+    eos_id: int | Int[Array, ""] = 1,
+    stop: Int[Array, "K M"] | None = None,
+) -> DecodeState:
+    """One target pass and one token per row, as `speculative_step` without a draft."""
+    last = _last(state)
+    output, cache = target.decode(last, state.cache, encoded)
+    prefix = Prefix(tokens=state.tokens, length=state.length[:, None])
+    law = sampling.law(output.logits, prefix)
+    sample_keys = fold_rows(fold_rows(keys, SAMPLE), state.length)
+    chosen = jax.vmap(lambda key, own: draw_law(key, own, 0, target.vocab_size))(
+        sample_keys, law
+    )
+    block = DraftBlock(
+        tokens=jnp.zeros((last.shape[0], 0), jnp.int32),
+        length=jnp.zeros_like(state.length),
+    )
+    verdict = VerifyOutput(num_accepted=block.length, next_token=chosen)
+    state = state.replace(cache=cache)
+    return commit(
+        state, block, verdict, output.logits, sampling.num_tokens, eos_id, stop
+    )
 
 
 def _init(

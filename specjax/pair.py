@@ -2,24 +2,31 @@
 
 A convenience at the outer edge. Whatever it does can be done with the functions that it
 calls, and nothing else in specjax imports it.
+
+>>> import specjax
+>>> pair = specjax.load("ende")
+>>> made = pair.generate(["This package contains the documentation."], max_length=32)
+>>> made.text
+'Dieses Paket enthält die Dokumentation.'
+>>> int(made.stats.target_calls[0]) < len(made.tokens[0])  # several tokens a call
+True
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Key
+from jaxtyping import Array
 
-from specjax import zoo
+from specjax import pair_rows, streaming, zoo
 from specjax.beam import BeamOutput, beam_generate
-from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
 from specjax.decoding import (
     DecodeOutput,
@@ -29,40 +36,37 @@ from specjax.decoding import (
 from specjax.drafters.base import Drafter
 from specjax.drafters.model import ModelDrafter
 from specjax.errors import InputError, is_whole
+from specjax.generation import Generation, generation, joined
 from specjax.models.t5 import T5
 from specjax.models.t5_weights import load_t5
+from specjax.pair_rows import Part, Rows
 from specjax.sampling import Sampling
 
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """What was written for some texts.
-
-    Attributes:
-        texts: one per row: per source, or `samples` of each source side by side.
-        output: tokens, lengths and counts; of beam search all beams, of which `texts`
-            has the best.
-    """
-
-    texts: list[str]
-    output: DecodeOutput | BeamOutput
+_GREEDY = Sampling(temperature=None)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Pair:
     """Models and tokenizer, loaded.
 
+    `generate` serves every task; a name such as "translate" would be wrong for most.
+
     Attributes:
         target: its law is what the output follows.
         drafter: proposes tokens; None: the target decodes alone.
         tokenizer: of both models.
         num_tokens: ids from here on are padding of the vocabulary; None: none are.
+        task_prefix: put before every source.
+        max_source: most tokens of a source, task prefix and end of sequence included;
+            None: any number, and what the models were trained on is yours to know.
     """
 
     target: T5
     drafter: Drafter | None
     tokenizer: tokenizers.Tokenizer
     num_tokens: int | None
+    task_prefix: str = ""
+    max_source: int | None = None
 
     def __repr__(self) -> str:
         # Every array of both models would fill pages of a notebook.
@@ -77,40 +81,100 @@ class Pair:
         self,
         sources: Sequence[str],
         *,
-        seed: int | Sequence[int] = 0,
-        samples: int = 1,
-        beams: int | None = None,
-        sampling: Sampling = Sampling(temperature=None),  # noqa: B008 (frozen)
-        pad_to_multiple: int = 32,
-        **options: Any,
+        batch_size: int | None = None,
+        progress: bool = False,
+        **settings: Any,
     ) -> Generation:
-        """Decodes texts in one batch, speculatively where there is a drafter.
+        """Decodes texts, speculatively where there is a drafter.
+
+        Ctrl-C after the first of several batches ends the call with what is done, a
+        warning, and a `complete` that is false.
 
         Args:
             sources: texts.
+            batch_size: rows that are decoded at once; None: all.
+            progress: show a bar, a step per batch.
+            **settings: of `generate_batches`: seed, samples, sampling, beams,
+                max_length, budget, prefix, stop, log_probs, and those of the loops,
+                such as gamma and verifier.
+
+        Raises:
+            InputError: as `generate_batches`.
+        """
+        batches = self.generate_batches(sources, batch_size=batch_size, **settings)
+        parts: list[Generation] = []
+        rows = len(sources) * settings.get("samples", 1)
+        try:
+            with _bar(rows, progress) as advance:
+                for part in batches:
+                    parts.append(part)
+                    advance(len(part.texts))
+        except KeyboardInterrupt:
+            if not parts:
+                raise
+            made = joined(parts, complete=False)
+            warnings.warn(
+                f"Ctrl-C: the first {len(made.texts)} of {rows} texts are kept",
+                stacklevel=2,
+            )
+            return made
+        return joined(parts)
+
+    def generate_batches(
+        self,
+        sources: Sequence[str],
+        *,
+        batch_size: int | None,
+        seed: int | Sequence[int] = 0,
+        samples: int = 1,
+        sampling: Sampling = _GREEDY,
+        beams: int | None = None,
+        max_length: int = 128,
+        budget: int | Array | None = None,
+        prefix: str | Sequence[str] | Array | None = None,
+        prefix_length: Array | None = None,
+        stop: str | Sequence[str] | Array | None = None,
+        log_probs: bool = False,
+        pad_to_multiple: int = 32,
+        **options: Any,
+    ) -> Iterator[Generation]:
+        """The same, batch by batch, each handed over as soon as it is done.
+
+        Joined they are what one batch of all rows gives: a row depends on its own key,
+        source and settings alone.
+
+        Args:
+            sources: texts, decoded in this order. All is checked before the first.
+            batch_size: rows of a batch; None: all.
             seed: row i draws with key i of ``split(key(seed))``; or a seed per row,
                 which then draws as a batch of its own would.
             samples: texts per source. Each is a row: what may be set by row (seeds,
                 numbers of `sampling`, ``budget``) is for ``samples * len(sources)``.
+            sampling: greedy unless told otherwise; its controls edit the law by what
+                was written.
             beams: beam search with so many texts, by the target alone; None: none.
-            sampling: greedy unless told otherwise.
+            max_length: decoder tokens, start token, prefix and end included.
+            budget: new tokens, one number or one per row.
+            prefix: what every output begins with, or one text per row, or tokens as
+                `speculative_generate` takes them. `texts` hold what follows it.
+            prefix_length: of tokens as prefix.
+            stop: a text or texts that end an output, which keeps them, or tokens as
+                `speculative_generate` takes them.
+            log_probs: also score the tokens, by one more pass of the target.
             pad_to_multiple: source tokens are padded to a multiple of it, so that
-                texts of like lengths share a program. A source may be of any length;
-                what a model was trained on is the caller's to know.
+                texts of like lengths share a program.
             **options: of `speculative_generate`, `autoregressive_generate` or
                 `beam_generate`.
 
         Raises:
-            InputError: no source, one without text, a text in place of a list of
-                texts, options that mean nothing, or beams beside a drafter.
+            InputError: no source, one without text or longer than `max_source`, a text
+                in place of a list of texts, settings that mean nothing, or beams beside
+                a drafter.
         """
         if isinstance(sources, str):
             raise InputError("sources is one text: give a list, such as [text]")
-        if not sources:
-            raise InputError("there is no source to decode: give one text or more")
-        for number, source in enumerate(sources):
-            if not source.strip():
-                raise InputError(f"sources[{number}] is empty: nothing to decode")
+        if batch_size is not None and (not is_whole(batch_size) or batch_size < 1):
+            raise InputError(f"batch_size is {batch_size}: rows, a whole number from 1")
         if not is_whole(samples) or samples < 1:
             raise InputError(f"samples is {samples}: a whole number, at least 1")
         if samples > 1 and sampling.greedy:
@@ -125,44 +189,140 @@ class Pair:
                 "take the drafter out (dataclasses.replace(pair, drafter=None)), or "
                 "leave beams out"
             )
-        rows = [self.tokenizer.encode(source) for source in sources]
-        width = -(-max(map(len, rows)) // pad_to_multiple) * pad_to_multiple
-        rows = [row for row in rows for _ in range(samples)]
-        padded = tuple(map(jnp.asarray, batches.pad_to_bucket(rows, width)))
-        options = {"eos_id": self.tokenizer.eos_id, **options}
-        known = [n for n in (sampling.num_tokens, self.num_tokens) if n is not None]
-        options["sampling"] = sampling.replace(num_tokens=min(known, default=None))
-        output: DecodeOutput | BeamOutput
-        if beams is not None:
-            output = beam_generate(self.target, *padded, beams=beams, **options)
-            tokens, length = output.tokens[:, 0], output.length[:, 0]
-        else:
-            arguments = (*padded, _row_keys(seed, len(rows)))
-            if self.drafter is None:
-                output = autoregressive_generate(self.target, *arguments, **options)
-            else:
-                output = speculative_generate(
-                    self.target, self.drafter, *arguments, **options
-                )
-            tokens, length = output.tokens, output.length
-        given = options.get("prefix_length", np.ones(len(rows), int))
-        if "prefix" in options and "prefix_length" not in options:
-            given = np.full(len(rows), options["prefix"].shape[1])
-        texts = [
-            self.tokenizer.decode(own[start:end].tolist())
-            for own, start, end in zip(
-                np.asarray(tokens), np.asarray(given), np.asarray(length), strict=True
+        rows = self._rows(
+            sources,
+            samples,
+            seed=seed,
+            sampling=sampling,
+            max_length=max_length,
+            budget=budget,
+            prefix=prefix,
+            prefix_length=prefix_length,
+            stop=stop,
+            options=options,
+        )
+        if beams is not None and "stop" in rows.settings:
+            raise InputError(
+                "stop is set and so is beams: the texts of a beam search end at the "
+                "end of sequence alone; leave one out"
             )
-        ]
-        return Generation(texts=texts, output=output)
+        return (
+            generation(
+                self.target,
+                self.tokenizer,
+                part,
+                self._decode(part, beams, options),
+                log_probs,
+            )
+            for part in pair_rows.parts(rows, batch_size, pad_to_multiple)
+        )
+
+    def stream(
+        self,
+        text: str,
+        *,
+        seed: int = 0,
+        sampling: Sampling = _GREEDY,
+        max_length: int = 128,
+        budget: int | None = None,
+        prefix: str | Array | None = None,
+        stop: str | Sequence[str] | Array | None = None,
+        pad_to_multiple: int = 32,
+        **options: Any,
+    ) -> Iterator[str]:
+        """The text that `generate` writes for one source, as target calls write it.
+
+        A piece holds whole characters; a call that completes none yields nothing.
+        Without a drafter each token is a call. Where two tokens score alike up to
+        rounding the text may differ, since each call is a program of its own.
+
+        Args:
+            text: the source.
+            seed: as of `generate_batches`, like all that follows.
+            sampling: greedy unless told otherwise.
+            max_length: decoder tokens.
+            budget: new tokens.
+            prefix: what the output begins with; the pieces follow it.
+            stop: texts that end the output.
+            pad_to_multiple: of source tokens.
+            **options: of `speculative_generate`, such as gamma and verifier.
+
+        Raises:
+            InputError: as `generate_batches`, at once.
+        """
+        if not isinstance(text, str):
+            raise InputError("stream takes one text, not a list of them")
+        rows = self._rows(
+            [text],
+            seed=seed,
+            sampling=sampling,
+            max_length=max_length,
+            budget=budget,
+            prefix=prefix,
+            prefix_length=None,
+            stop=stop,
+            options=options,
+        )
+        (part,) = pair_rows.parts(rows, None, pad_to_multiple)
+        arguments = {"inputs": part.inputs, "mask": part.mask} | part.settings | options
+        if self.drafter is None:
+            calls = streaming.autoregressive_stream(self.target, **arguments)
+        else:
+            calls = streaming.speculative_stream(self.target, self.drafter, **arguments)
+        return streaming.pieces(self.tokenizer, (call[0] for call in calls))
+
+    def _rows(
+        self,
+        sources: Sequence[str],
+        samples: int = 1,
+        *,
+        sampling: Sampling,
+        options: dict[str, Any],
+        **settings: Any,
+    ) -> Rows:
+        """Those of `options` that need a look before the loops are taken out of it."""
+        ids = pair_rows.encoded(
+            self.tokenizer, sources, self.task_prefix, self.max_source
+        )
+        known = [n for n in (sampling.num_tokens, self.num_tokens) if n is not None]
+        return pair_rows.make_rows(
+            self.target,
+            self.tokenizer,
+            [own for own in ids for _ in range(samples)],
+            sampling=sampling.replace(num_tokens=min(known, default=None)),
+            eos_id=options.pop("eos_id", self.tokenizer.eos_id),
+            draft_sampling=options.pop("draft_sampling", None),
+            **settings,
+        )
+
+    def _decode(
+        self, part: Part, beams: int | None, options: dict[str, Any]
+    ) -> DecodeOutput | BeamOutput:
+        arguments = {"inputs": part.inputs, "mask": part.mask} | part.settings | options
+        if beams is not None:
+            del arguments["keys"]  # nothing is drawn
+            return beam_generate(self.target, beams=beams, **arguments)
+        if self.drafter is None:
+            return autoregressive_generate(self.target, **arguments)
+        return speculative_generate(self.target, self.drafter, **arguments)
 
 
-def _row_keys(seed: int | Sequence[int], rows: int) -> Key[Array, " B"]:
-    if not isinstance(seed, Sequence | np.ndarray):
-        return jax.random.split(jax.random.key(seed, impl="threefry2x32"), rows)
-    if len(seed) != rows:
-        raise InputError(f"seed has {len(seed)} numbers: one, or one per row ({rows})")
-    return jnp.concatenate([_row_keys(int(own), 1) for own in seed])
+@contextlib.contextmanager
+def _bar(rows: int, shown: bool) -> Iterator[Callable[[int], None]]:
+    """What is told of each batch's rows, and shows them where wanted."""
+    if not shown:
+        yield lambda count: None
+        return
+    from rich import progress
+
+    with progress.Progress(
+        progress.TextColumn("decoding"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(),
+    ) as bar:
+        task = bar.add_task("", total=rows)
+        yield lambda count: bar.advance(task, count)
 
 
 def load_model(
@@ -202,18 +362,35 @@ def load(
     """Loads a target, and a draft model in front of it.
 
     Args:
-        target: a folder in Hugging Face's T5 layout, or "zoo/..." for what ships.
-        draft: the same; None: the target decodes alone, or put another drafter in with
-            ``dataclasses.replace``.
+        target: a task that ships ("repair", "synopsis", "ende"), with its target,
+            draft, prefix and longest source; or a folder in Hugging Face's T5 layout,
+            or "zoo/..." for a model that ships.
+        draft: a folder or "zoo/..."; None: the task's own, or else none, so that the
+            target decodes alone. Another drafter goes in with ``dataclasses.replace``.
         dtype: of parameters and activations.
 
     Raises:
         InputError: a folder is no whole model, or the two have different tokenizers.
     """
-    model, tokenizer, num_tokens = load_model(zoo.locate(target), dtype)
+    task = zoo.TASKS.get(target) if isinstance(target, str) else None
+    folder = zoo.locate(target if task is None else task.target).expanduser()
+    if not folder.is_dir():
+        raise InputError(
+            f"there is no folder {folder}, and no task of this name ships here: there "
+            f"are {', '.join(zoo.TASKS)}"
+        )
+    model, tokenizer, num_tokens = load_model(folder, dtype)
+    if task is not None and draft is None:
+        draft = task.draft
     drafter = None
     if draft is not None:
-        draft_model, own, _ = load_model(zoo.locate(draft), dtype, "draft")
-        tokenizers.check_same_tokenizer(tokenizer, own)
+        own = zoo.locate(draft).expanduser()
+        draft_model, other, _ = load_model(own, dtype, "draft")
+        tokenizers.check_same_tokenizer(tokenizer, other)
         drafter = ModelDrafter(draft_model)
-    return Pair(model, drafter, tokenizer, num_tokens)
+    pair = Pair(model, drafter, tokenizer, num_tokens)
+    if task is None:
+        return pair
+    return dataclasses.replace(
+        pair, task_prefix=task.prefix, max_source=task.max_source
+    )

@@ -9,7 +9,13 @@ from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from specjax.controls import Control, apply_control, check_control, with_fixed_types
+from specjax.controls import (
+    Control,
+    apply_control,
+    check_control,
+    control_rows,
+    with_fixed_types,
+)
 from specjax.errors import InputError
 from specjax.types import Law, Prefix
 
@@ -306,4 +312,25 @@ def with_arrays(sampling: Sampling) -> Sampling:
         top_k=number(sampling.top_k, jnp.int32),
         top_p=number(sampling.top_p, jnp.float32),
         controls=tuple(with_fixed_types(control) for control in sampling.controls),
+    )
+
+
+def sampling_rows(sampling: Sampling, rows: Int[Array, " K"]) -> Sampling:
+    """The settings of some rows of a batch; what is one for all rows stays.
+
+    Args:
+        sampling: of the batch.
+        rows: numbers of rows.
+    """
+
+    def taken(value: Number) -> Number:
+        if value is None or np.ndim(value) == 0:
+            return value
+        return jnp.asarray(value)[rows]
+
+    return sampling.replace(
+        temperature=taken(sampling.temperature),
+        top_k=taken(sampling.top_k),
+        top_p=taken(sampling.top_p),
+        controls=tuple(control_rows(control, rows) for control in sampling.controls),
     )

@@ -2,6 +2,7 @@
 
 from specjax.metrics.acceptance import (
     acceptance_rate,
+    accepted_counts,
     block_efficiency,
     draft_length,
     merge,
@@ -34,6 +35,7 @@ __all__ = [
     "Difference",
     "Timing",
     "acceptance_rate",
+    "accepted_counts",
     "alpha",
     "block_efficiency",
     "differences",

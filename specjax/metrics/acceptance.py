@@ -51,6 +51,16 @@ def survival(stats: Stats) -> list[float]:
     return [_ratio(_total(depth), calls) for depth in np.asarray(stats.accepted).T]
 
 
+def accepted_counts(stats: Stats) -> list[int]:
+    """Target calls that accepted exactly 0, 1, .. gamma drafts, before the cut.
+
+    Args:
+        stats: of a decode.
+    """
+    reached = [_total(stats.target_calls), *map(_total, np.asarray(stats.accepted).T)]
+    return [one - more for one, more in zip(reached, [*reached[1:], 0], strict=True)]
+
+
 def draft_length(stats: Stats) -> float:
     """Drafted depth per target call: gamma, unless drafts end early."""
     return _ratio(_total(stats.drafted), _total(stats.target_calls))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 from specjax.errors import InputError
@@ -10,6 +11,43 @@ _FOLDER = pathlib.Path(__file__).parent
 _PREFIX = "zoo/"
 # One pair serves both tasks, told apart by the prefix of the source.
 _ALSO = {"synopsis": "repair"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a shipped pair was trained to do.
+
+    Attributes:
+        name: "NAME/target" and "NAME/draft" are its models.
+        prefix: stands before every source.
+        max_source: most tokens of a source that it was trained on, prefix and end of
+            sequence included.
+    """
+
+    name: str
+    prefix: str
+    max_source: int
+
+    @property
+    def target(self) -> str:
+        """The target, as `locate` takes it."""
+        return f"{_PREFIX}{self.name}/target"
+
+    @property
+    def draft(self) -> str:
+        """The draft model, as `locate` takes it."""
+        return f"{_PREFIX}{self.name}/draft"
+
+
+# By name; the configs of their training have the numbers.
+TASKS = {
+    task.name: task
+    for task in (
+        Task("repair", "repair: ", 96),
+        Task("synopsis", "summarize: ", 384),
+        Task("ende", "", 96),
+    )
+}
 
 
 def names() -> list[str]:

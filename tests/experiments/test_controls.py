@@ -1,6 +1,7 @@
-"""Controls and samples of `experiments.decode`, from flags to files."""
+"""Controls, samples and ends of `experiments.decode`, from flags to files."""
 
 import ml_collections
+import numpy as np
 import pytest
 
 from configs import demo
@@ -47,6 +48,10 @@ def test_settings_become_controls(tokenizer):
     rows = [[i for i in row if i >= 0] for row in banned.sequences.tolist()]
     assert rows[:2] == [[7], [11]]
     assert [tokenizer.decode(row) for row in rows[2:]] == ["mail", "disk", "page"]
+    # A word may be several: a sequence of them.
+    (several,) = build(tokenizer, banned_words=("mail server, the disk",))
+    rows = [[i for i in row if i >= 0] for row in several.sequences.tolist()]
+    assert [tokenizer.decode(row) for row in rows] == ["mail server", "the disk"]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,79 @@ def test_settings_become_controls(tokenizer):
 def test_refusals(tokenizer, settings, words):
     with pytest.raises(InputError, match=rf"config\.controls\.{words}"):
         build(tokenizer, **settings)
+
+
+def build_ends(tokenizer, **settings):
+    made = config()
+    made.update(settings)
+    return build_controls.build_ends(made, tokenizer)
+
+
+def test_settings_become_ends(tokenizer):
+    assert build_ends(tokenizer).settings(3) == {}
+    ends = build_ends(tokenizer, decoder_prefix="the disk", stop=("mail, .", 7))
+    assert ends.prefix == (0, *tokenizer.encode("the disk")[:-1])
+    assert {tokenizer.decode(own) for own in ends.stop} == {"mail", ".", "7"}
+    made = ends.settings(3)
+    assert made["prefix"].tolist() == [list(ends.prefix)] * 3
+    rows = np.asarray(made["stop"])
+    assert [tuple(row[row >= 0].tolist()) for row in rows] == list(ends.stop)
+    assert ends.stops([9, *ends.stop[0]]) and not ends.stops([*ends.stop[0], 9])
+    assert not ends.stops([])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"stop": ("mail,",)}, "stop: '' cannot be spelled"),
+        ({"stop": ("\u6f22",)}, "stop: .* the models never write it"),
+        ({"decoder_prefix": "\u6f22"}, "decoder_prefix: .* cannot be spelled"),
+        ({"decoder_prefix": "mail " * 24}, "decoder_prefix has .* is 24, which counts"),
+    ],
+)
+def test_refusals_of_ends(tokenizer, settings, words):
+    with pytest.raises(InputError, match=rf"config\.{words}"):
+        build_ends(tokenizer, **settings)
+
+
+@pytest.mark.slow
+def test_outputs_begin_and_end_where_they_should(decoded, folders, tokenizer, tmp_path):
+    """The same both ways, and the text of the run without them, cut on both sides."""
+    free = [record["tokens"] for record in decoded.decodes]
+    # A word in the middle of some text, written by two calls or by one.
+    words = [text.split() for text in map(tokenizer.decode, free)]
+    stop = next(own[len(own) // 2] for own in words if len(own) > 3)
+    with pairs.costs_are():
+        run = pairs.run_decode(
+            folders, tmp_path / "stop", GREEDY, f"--config.stop={stop}"
+        )
+    assert run.code == 0, run.err
+    assert run.metrics["identical"] is True
+    ends = build_ends(tokenizer, stop=(stop,))
+    cut = 0
+    for record, tokens in zip(run.decodes, free, strict=True):
+        own = record["tokens"]
+        assert own == tokens[: len(own)]
+        if len(own) < len(tokens):
+            assert ends.stops(own) and record["finished"] is True
+            assert record["text"].endswith(stop)
+            cut += 1
+        assert not any(ends.stops(own[:size]) for size in range(len(own)))
+    assert cut
+    assert run.metrics["speculative"]["cut"] <= decoded.metrics["speculative"]["cut"]
+
+    prefix = "the mail"
+    size = len(tokenizer.encode(prefix)) - 1
+    with pairs.costs_are():
+        run = pairs.run_decode(
+            folders, tmp_path / "prefix", GREEDY, f"--config.decoder_prefix={prefix}"
+        )
+    assert run.code == 0, run.err
+    assert run.metrics["identical"] is True
+    for record in run.decodes:
+        # The start token and the prefix count in max_length, and are not written.
+        assert len(record["tokens"]) <= pairs.MAX_LENGTH - 1 - size
+    assert [record["tokens"] for record in run.decodes] != free
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """`experiments.train` from data to export: settings, scores, speed, what is kept."""
 
+import dataclasses
 import functools
 import json
+import shutil
 import subprocess
 import sys
 
@@ -21,7 +23,7 @@ from configs import (
     repair_target,
 )
 from experiments import train, train_data, train_settings, train_state
-from specjax import checkpoints, errors
+from specjax import checkpoints, errors, zoo
 from specjax.data import tokenizer
 from specjax.models import t5_weights
 from specjax.training import step
@@ -177,6 +179,37 @@ def test_dictionary_reads_the_training_pairs(folder):
     # What a checkpoint is restored into needs no data.
     template = train_state.template(config).model
     assert jax.tree.structure(template) == jax.tree.structure(start)
+
+
+def test_a_start_from_a_model_that_ships(folder, tmp_path):
+    """By its name, as a target is named."""
+    config = tiny_config(tmp_path)
+    config.init = "zoo/repair/draft"
+    ships = zoo.folder("repair/draft")
+    draft = t5_weights.load_t5(ships)
+    with config.unlocked():
+        config.model = dataclasses.asdict(draft.config) | {"dropout_rate": 0.2}
+    for path in (ships / "spiece.model", folder / "train.jsonl"):
+        shutil.copy(path, tmp_path)
+    shutil.copy(folder / "validation.jsonl", tmp_path)
+    train_settings.check(config)
+    said: list[str] = []
+    assert train_data.load_data(config, said.append).train
+    assert not any("config.init" in line for line in said)  # it has a tokenizer
+    start = train_state.initial_state(config, []).model
+    np.testing.assert_array_equal(start.embedding[...], draft.embedding[...])
+    assert start.config.dropout_rate == 0.2
+    with_draft = train_data.fingerprint_files(config)
+    config.init = str(ships)
+    assert train_data.fingerprint_files(config) == with_draft
+    config.init = "mimetic"
+    assert train_data.fingerprint_files(config) != with_draft
+    config.init = "zoo/repair/none"
+    with pytest.raises(errors.InputError, match="config.init: no model 'repair/none'"):
+        train_settings.check(config)
+    config.init = "nowhere"
+    with pytest.raises(errors.InputError, match="config.init is 'nowhere': .*zoo/"):
+        train_settings.check(config)
 
 
 SETTINGS = {
