@@ -102,6 +102,7 @@ docs: $(VENV)/.docs  ## build the pages of docs/ into site/; a link that leads n
 
 clean:  ## remove environments, caches and builds; runs/ stays
 	rm -rf $(VENV) .venv-newest .venv-colab .cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .hypothesis
 	rm -rf build dist site specjax.egg-info
 	find specjax experiments configs tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

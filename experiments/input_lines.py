@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from specjax import errors
+from specjax.data import characters
 
 
 def input_file(name: str) -> pathlib.Path:
@@ -25,10 +26,11 @@ def read_lines(path: pathlib.Path) -> list[str]:
     """The lines of a text file.
 
     Raises:
-        InputError: not UTF-8, no line, or an empty line.
+        InputError: not UTF-8, no line, or a line on which nothing shows.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        # Decoded by hand: reading as text would also end a line at a lone "\r".
+        lines = path.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise errors.InputError(f"--input={path} is not UTF-8 text") from error
     if lines[-1] == "":
@@ -37,8 +39,10 @@ def read_lines(path: pathlib.Path) -> list[str]:
     if not lines:
         raise errors.InputError(f"--input={path} is empty: it needs a line to decode")
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            raise errors.InputError(f"--input={path}, line {number} is empty")
+        if characters.is_blank(line):
+            raise errors.InputError(
+                f"--input={path}, line {number} is empty: nothing on it shows"
+            )
     return lines
 
 

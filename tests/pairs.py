@@ -179,7 +179,8 @@ class Run:
         """A JSON file of the run, or a list of the lines of a JSONL file."""
         text = (self.workdir / name).read_text(encoding="utf-8")
         if ".jsonl" in name:
-            return [json.loads(line) for line in text.splitlines()]
+            # A text may hold what Python takes for other ends of lines.
+            return [json.loads(line) for line in text.split("\n") if line]
         return json.loads(text)
 
     @property

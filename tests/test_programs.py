@@ -24,6 +24,8 @@ from specjax import (
     speculative_generate,
     token_verify,
 )
+from specjax.controls import NoRepeatNgram
+from specjax.sampling import mask_dead_rows
 from specjax.verify import coupled_verify, token_rule
 from tests.helpers import (
     HashModel,
@@ -123,39 +125,65 @@ def test_structure_compiles():
         decode(sampling=greedy, draft_sampling=Sampling(), gamma=1)
 
 
-def test_greedy_programs_hold_neither_sort_nor_random_bits():
+def traced(sampling: Sampling):
+    """The program of a small decode, traced anew and not compiled."""
+
+    def loop(*models, **settings):  # another function each time
+        return inspect.unwrap(decoding._speculative_loop)(*models, **settings)
+
     arguments = checks.decode_arguments(
         TARGET,
         *ragged_sources(0, ROWS, WIDTH),
         row_keys(0, ROWS),
-        Sampling(temperature=None),
+        sampling,
         12,
         None,
         None,
         None,
         1,
     )
+    static = ("gamma", "max_length", "log_probs", "trace")
+    return jax.jit(loop, static_argnames=static).trace(
+        TARGET,
+        ModelDrafter(DRAFT),
+        verifier=token_verify,
+        draft_sampling=arguments["sampling"],
+        stop=None,
+        gamma=2,
+        log_probs=False,
+        trace=False,
+        **arguments,
+    )
 
+
+def test_greedy_programs_hold_neither_sort_nor_random_bits():
     def text(sampling: Sampling) -> str:
-        return str(
-            decoding._speculative_loop.trace(
-                TARGET,
-                ModelDrafter(DRAFT),
-                verifier=token_verify,
-                draft_sampling=sampling,
-                stop=None,
-                gamma=2,
-                log_probs=False,
-                trace=False,
-                **{**arguments, "sampling": sampling},
-            ).jaxpr
-        )
+        return str(traced(sampling).jaxpr)
 
     greedy = text(Sampling(temperature=None))
     assert "random_bits" not in greedy and "sort[" not in greedy
     sampled = text(Sampling(temperature=1.0))
     assert "random_bits" in sampled and "sort[" not in sampled
     assert "sort[" in text(Sampling(temperature=1.0, top_k=2))
+
+
+def test_controls_that_are_not_used_are_no_part_of_the_program(monkeypatch):
+    """Without any the program is, word for word, that of a loop that knows of none."""
+
+    def text(*controls) -> str:
+        return traced(Sampling(controls=controls)).lower().as_text()
+
+    unused, used = text(), text(NoRepeatNgram(2))
+    assert text() == unused != used
+
+    def without(self, logits, prefix=None):
+        called.append(prefix)
+        return mask_dead_rows(logits, self.num_tokens)
+
+    called: list = []
+    monkeypatch.setattr(Sampling, "edited", without)
+    monkeypatch.setattr(decoding, "block_prefix", None)
+    assert text() == unused and called
 
 
 def test_as_many_programs_as_buckets():

@@ -1,6 +1,5 @@
 """Text to ids and back in T5's conventions: SentencePiece with sentinels, or bytes."""
 
-import codecs
 import dataclasses
 import functools
 import io
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from specjax import errors
+from specjax.data import characters
 
 # What a tokenizer may need of its folder.
 FILES = MODEL_FILE, SETTINGS_FILE = "spiece.model", "tokenizer_config.json"
@@ -76,25 +76,6 @@ def _checked(ids: Sequence[int], vocab_size: int) -> Iterator[int]:
                 f" ids 0 to {vocab_size - 1}"
             )
         yield index
-
-
-def _whole_characters(parts: Iterable[str | int], length: int) -> list[str]:
-    """One text a part: bytes wait for the one that completes their character."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts: list[str] = []
-    for part in parts:
-        if isinstance(part, int):
-            texts.append(decoder.decode(bytes([part])))
-            continue
-        # Bytes that nothing completed belong to the last of them.
-        broken = decoder.decode(b"", True)
-        if broken:
-            texts[-1] += broken
-        texts.append(part)
-    broken = decoder.decode(b"", True)
-    if broken:
-        texts[-1] += broken
-    return texts + [""] * (length - len(texts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +207,11 @@ class SentencePieceTokenizer:
 
         As in T5, line ends and repeated spaces become one space, and what the
         vocabulary cannot spell becomes `unk_id`.
+
+        Raises:
+            InputError: half of a surrogate pair, which is no text.
         """
+        characters.check_text(text)
         ids: list[int] = []
         start = 0
         for match in _SENTINEL.finditer(text):
@@ -265,7 +250,7 @@ class SentencePieceTokenizer:
                 part = part.removeprefix(" ")
             started = started or self._texts[index] != ""
             parts.append(part)
-        return _whole_characters(parts, len(ids))
+        return characters.whole_characters(parts, len(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text up to the first end-of-sequence id, padding left out."""
@@ -313,15 +298,24 @@ class ByteTokenizer:
             return f"<0x{index - 3:02X}>"
         return f"<extra_id_{index - self._first_sentinel}>"
 
+    @functools.cached_property
+    def _sentinels(self) -> dict[str, int]:
+        numbers = range(self.num_sentinels)
+        return {f"<extra_id_{n}>": self._first_sentinel + n for n in numbers}
+
     def encode(self, text: str) -> list[int]:
-        """The text's ids, ending in exactly one end-of-sequence id."""
+        """The text's ids, ending in exactly one end-of-sequence id.
+
+        Raises:
+            InputError: half of a surrogate pair, which is no text.
+        """
+        characters.check_text(text)
         ids: list[int] = []
         start = 0
         for match in _SENTINEL.finditer(text):
-            number = int(match.group(1))
-            if number < self.num_sentinels and match.group(1) == str(number):
+            if match.group() in self._sentinels:
                 ids += [byte + 3 for byte in text[start : match.start()].encode()]
-                ids.append(self._first_sentinel + number)
+                ids.append(self._sentinels[match.group()])
                 start = match.end()
         return [*ids, *(byte + 3 for byte in text[start:].encode()), EOS_ID]
 
@@ -331,16 +325,17 @@ class ByteTokenizer:
         Bytes that are no UTF-8 show as the replacement character.
         """
         parts: list[str | int] = []
+        first_sentinel = self._first_sentinel
         for index in _checked(ids, self.vocab_size):
             if index == EOS_ID:
                 break
-            if 3 <= index < self._first_sentinel:
+            if 3 <= index < first_sentinel:
                 parts.append(index - 3)
             elif index == UNK_ID:
                 parts.append(_UNKNOWN_TEXT)
             else:
                 parts.append("" if index == PAD_ID else self.piece(index))
-        return _whole_characters(parts, len(ids))
+        return characters.whole_characters(parts, len(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text up to the first end-of-sequence id, padding left out."""

@@ -24,7 +24,8 @@ class Difference:
         row: of the batch.
         position: index of the token in the buffer.
         gap: what the scores of the two tokens differ by, in logits. Rounding alone
-            makes two ways of decoding differ where it is tiny, and only there.
+            makes two ways of decoding differ where it is tiny, and only there. Infinite
+            where one of them ends and the other goes on.
     """
 
     row: int
@@ -60,7 +61,7 @@ def differences(
     Returns:
         one entry for each row that differs.
     """
-    one, two = np.asarray(plain.tokens), np.asarray(other.tokens)
+    one, two = _until_its_end(plain), _until_its_end(other)
     rows = np.flatnonzero((one != two).any(1))
     if not rows.size:
         return []
@@ -74,10 +75,18 @@ def differences(
         keys,
         plain.tokens,
         jnp.asarray(position),
-        jnp.asarray(chosen),
+        jnp.asarray(np.maximum(chosen, 0)),
         with_arrays(sampling),
     )
+    gaps = np.where((chosen < 0).any(1), np.inf, np.asarray(gaps))
     return [Difference(int(r), int(position[r]), float(gaps[r])) for r in rows]
+
+
+def _until_its_end(output: DecodeOutput) -> Int[np.ndarray, "B L"]:
+    """The tokens, and -1 past the end: a text is not the same as its beginning."""
+    tokens = np.asarray(output.tokens)
+    real = np.arange(tokens.shape[1])[None] < np.asarray(output.length)[:, None]
+    return np.where(real, tokens, -1)
 
 
 @jax.jit

@@ -282,6 +282,31 @@ def test_a_longer_vocabulary_differs_at_its_first_extra_id():
         tokenizer.check_same_tokenizer(short, long)
 
 
+@pytest.mark.parametrize(
+    ("known", "rows", "dead"),
+    [(32100, 32128, 32100), (250100, 250112, 250100), (384, 384, None)],
+)
+def test_rows_that_the_tokenizer_does_not_know_are_dead(known, rows, dead):
+    """Padding of the vocabulary, as in T5 and mT5."""
+    own = tokenizer.ByteTokenizer(num_sentinels=known - 259)
+    assert tokenizer.dead_from(own, rows, 0, 1) == dead
+    with pytest.raises(errors.InputError, match=rf"{known} ids and its model 300 rows"):
+        tokenizer.dead_from(own, 300, 0, 1)
+
+
+def test_half_a_surrogate_pair_is_refused(pieces):
+    for own in (pieces, tokenizer.ByteTokenizer()):
+        with pytest.raises(errors.InputError, match=r"character 4 .* is U\+D83D, half"):
+            own.encode("the \ud83d draft")
+
+
+def test_a_sentinel_of_many_digits_is_text(pieces):
+    """More than Python's int takes."""
+    text = f"<extra_id_{'9' * 5000}>"
+    for own in (pieces, tokenizer.ByteTokenizer()):
+        assert own.decode(own.encode(text)) == text
+
+
 def test_bytes_need_no_sentencepiece(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     assert tokenizer.ByteTokenizer().encode("a") == [100, 1]

@@ -118,6 +118,25 @@ def test_no_state_between_calls():
     assert copied([5, 6, 7], [5]) == first == [6, 7]
 
 
+def test_the_search_is_no_loop():
+    """A source of 2,048 tokens takes as many operations as one of 64, on more data."""
+
+    def operations(width: int) -> int:
+        shape = jax.ShapeDtypeStruct
+        traced = _draft.trace(
+            shape((1, width), jnp.int32),
+            shape((1, width), bool),
+            shape((1, SIZE), jnp.int32),
+            shape((1,), jnp.int32),
+            NgramDrafter(max_ngram=8),
+        )
+        text = str(traced.jaxpr)
+        assert "while[" not in text and "scan[" not in text and "sort[" not in text
+        return text.count(" = ")
+
+    assert 20 < operations(64) == operations(2048)
+
+
 def test_copy_task():
     """A target that copies its source: almost every draft stands.
 

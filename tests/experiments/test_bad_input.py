@@ -40,6 +40,7 @@ LONG = " ".join(pairs.LINES)
 INPUTS = {
     "an empty line": (b"many files\n\nit opens\n", "line 2 is empty"),
     "only spaces": (b"many files\n \t\n", "line 2 is empty"),
+    "nothing that shows": ("many files\n\u200b\0\n".encode(), "line 2 is empty"),
     "too long": (f"many files\n{LONG}\n".encode(), "line 2 has"),
     "nothing": (b"", "is empty"),
     "one line end": (b"\n", "line 1 is empty"),
@@ -70,8 +71,9 @@ def test_no_input_file(refused, tmp_path):
 
 def test_lines_may_end_as_on_windows(tmp_path):
     path = tmp_path / "lines.txt"
-    path.write_bytes("one\r\ntwo \u2028 2".encode())
-    assert input_lines.read_lines(path) == ["one", "two \u2028 2"]
+    path.write_bytes("one\r\ntwo \u2028 2\r3".encode())
+    # Nothing else that Python takes for a line's end is one.
+    assert input_lines.read_lines(path) == ["one", "two \u2028 2\r3"]
 
 
 SETTINGS = {

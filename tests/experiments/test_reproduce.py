@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -351,3 +354,26 @@ def test_a_wider_draft_has_the_laws_of_its_own(config):
     ]
     assert found[0]["alpha"]["1.0"]["mean"] == found[1]["alpha"]["1.0"]["mean"]
     assert 0.2 < found[0]["alpha"]["1.0"]["mean"] < 1
+
+
+KEEPS = """
+import sys, jax, jax.numpy as jnp
+from experiments import reproduce
+jax.jit(lambda x: x + 1)(jnp.ones(3))  # jax has compiled before
+with reproduce.compile_cache(__import__("pathlib").Path(sys.argv[1])):
+    # Else programs that compile within a second are not kept.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((9, 9)))
+assert jax.config.jax_compilation_cache_dir is None
+"""
+
+
+@pytest.mark.slow
+def test_programs_are_kept_in_the_run_s_folder(tmp_path):
+    """Unless jax has a place for them already."""
+    hidden = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    environment["PYTHONPATH"] = str(pairs.ROOT)
+    run = [sys.executable, "-c", KEEPS, str(tmp_path)]
+    subprocess.run(run, env=environment, check=True)
+    assert list((tmp_path / "compiled").glob("jit*"))

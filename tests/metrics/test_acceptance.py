@@ -116,6 +116,7 @@ def test_calls_that_accept_3_0_2():
     assert stats.accepted.tolist() == [[2, 2, 1]]
     assert metrics.acceptance_rate(stats) == 5 / 9
     assert metrics.survival(stats) == [2 / 3, 2 / 3, 1 / 3]
+    assert metrics.accepted_counts(stats) == [1, 0, 1, 1]
     assert metrics.draft_length(stats) == 3.0
     assert metrics.block_efficiency(stats) == 8 / 3
     # Nothing was cut off, so tokens per call and survival say the same.
@@ -184,6 +185,7 @@ def test_nothing_drafted_and_nothing_decoded_are_not_zero():
     ).stats
     assert metrics.block_efficiency(plain) == 1.0
     assert metrics.survival(plain) == []
+    assert metrics.accepted_counts(plain) == [8]
     assert math.isnan(metrics.acceptance_rate(plain))
     nothing = decode([[5]], budget=0)
     assert math.isnan(metrics.block_efficiency(nothing))

@@ -89,3 +89,15 @@ def test_the_gap_is_what_the_other_token_lacks(name):
 def test_equal_outputs_have_no_difference():
     plain = decode(WAYS["warm"])
     assert differences(WAYS["warm"], plain, plain) == []
+
+
+def test_a_text_is_not_the_same_as_its_beginning():
+    """Ids of padding that were written are tokens; where one ends, no tie explains."""
+    plain = decode(WAYS["greedy"])
+    tokens = plain.tokens.at[1, 6:].set(0).at[2, 4:].set(0)
+    plain = plain.replace(tokens=tokens)
+    other = plain.replace(length=plain.length.at[1].set(6).at[2].set(4))
+    for one, two in ((plain, other), (other, plain)):
+        found = differences(WAYS["greedy"], one, two)
+        assert [(own.row, own.position) for own in found] == [(1, 6), (2, 4)]
+        assert all(own.gap == np.inf for own in found)
