@@ -62,6 +62,9 @@ def get_config() -> ml_collections.ConfigDict:
     config.buckets = (64, 128, 256, 512)  # source lengths that are padded to
     config.max_length = 96  # decoder tokens, start token and EOS included
     config.batch_size = 1
+    # Devices, by the axes that split rows (data) and the target's heads, hidden units
+    # and vocabulary (model): data=2,model=4. Empty: one device.
+    config.mesh = ""
     config.dtype = "float32"  # float32, bfloat16
     config.seed = 0
     config.repeats = 3  # timed passes; the median counts

@@ -22,12 +22,14 @@ import jax
 import ml_collections
 import numpy as np
 from absl import flags
+from jax.sharding import Mesh
 
 from configs import demo
 from experiments import (
     baseline,
     build,
     build_controls,
+    build_mesh,
     build_tree,
     command,
     input_lines,
@@ -46,11 +48,21 @@ def main(
     config: ml_collections.ConfigDict, workdir: pathlib.Path, values: flags.FlagValues
 ) -> int:
     """Runs the command; returns the exit code."""
-    from rich.console import Console
-
     build.check_settings(config, demo.get_config())
     build.positive(config, "batch_size", "repeats", "samples")
     build.check_max_length(config)
+    with build_mesh.entered(config, "batch_size") as mesh:
+        return _decode(config, workdir, values, mesh)
+
+
+def _decode(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    values: flags.FlagValues,
+    mesh: Mesh | None,
+) -> int:
+    from rich.console import Console
+
     buckets = build.buckets(config)
     path = input_lines.input_file(values.input or config.input)
     lines = input_lines.read_lines(path)
@@ -59,7 +71,7 @@ def main(
     siblings = build_tree.siblings_to_pick(config, verifier) if picks else ""
     tree = build_tree.build_tree(config, verifier)
     gamma = build.parse_gamma(config.gamma, tree.depth if tree else None)
-    pair = build.build_pair(config)
+    pair = build.build_pair(config, mesh=mesh)
     modes = build_modes(config, pair.tokenizer, pair.num_tokens, gamma)
     ends = build_controls.build_ends(config, pair.tokenizer)
     rows = [pair.tokenizer.encode(config.task_prefix + line) for line in lines]

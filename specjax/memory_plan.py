@@ -135,7 +135,7 @@ def plan(
     >>> decode = Decode(batch=1, source=128, length=128, gamma=7)
     >>> on_four = plan(xxl, small, "bfloat16", {"model": 4}, decode)
     >>> round(on_four.target_weights / 1e9, 1), round(on_four.bytes / 1e9, 1)
-    (5.6, 5.7)
+    (5.6, 5.8)
     """
     if dtype not in ITEM_BYTES:
         raise InputError(f"dtype is {dtype!r}: one of {', '.join(ITEM_BYTES)}")

@@ -30,6 +30,7 @@ _MAX_STREAMED_ROWS = 32
 # bits, in 4 independent sums.
 _MAX_UNROLLED = 262_144
 _LANES, _CHAINS = 8, 4
+_HALF, _WIDE = jnp.bfloat16, jnp.float32
 
 
 def _contract(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -46,6 +47,28 @@ def _stream_weights(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Ar
     rows = weight.reshape(-1, weight.shape[-1])
     product = jnp.matmul(rows, columns, preferred_element_type=dtype)
     return lax.optimization_barrier(product).T.reshape(x.shape[:-1] + weight.shape[:-1])
+
+
+def _half(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """A product of bfloat16 factors, of any number of rows.
+
+    Of one row, or a bfloat16 result, XLA's CPU backend widens the factors first: all
+    weights of a loop, before it starts, three times their memory. Of two rows and a
+    float32 result it computes with them as they are, where the processor can.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    # Of more axes, a transposed copy would be made and kept.
+    matrix = weight if _on_mesh() else weight.reshape(-1, weight.shape[-1])
+    wide = _contract(jnp.pad(rows, ((0, rows.shape[0] == 1), (0, 0))), matrix, _WIDE)
+    # Else the row that is left out would be left out before.
+    wide = lax.optimization_barrier(wide)[: rows.shape[0]]
+    return wide.astype(dtype).reshape(x.shape[:-1] + weight.shape[:-1])
+
+
+def _on_mesh() -> bool:
+    """Whether weights may be split: then axes of theirs cannot be joined, of which one
+    is, but by gathering the weight."""
+    return not jax.sharding.get_abstract_mesh().empty
 
 
 def _unroll(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -186,9 +209,6 @@ def rounded(model: Any) -> Any:
     return jax.tree_util.tree_map_with_path(wrap, model)
 
 
-_HALF = jnp.bfloat16
-
-
 @jax.custom_vjp
 def _rounded_product(x: jax.Array, weight: jax.Array) -> jax.Array:
     return _contract(x.astype(_HALF), weight.astype(_HALF), jnp.float32)
@@ -242,11 +262,11 @@ def dense(
     if isinstance(weight, Weight):
         return weight.multiply(x, dtype)
     plain = functools.partial(_contract, dtype=dtype)
-    # On a mesh, both forms of the CPU would gather a weight that is split: they join
-    # axes of it of which one is.
-    on_mesh = not jax.sharding.get_abstract_mesh().empty
-    if on_mesh or math.prod(x.shape[:-1]) > _MAX_STREAMED_ROWS:
+    if x.dtype == weight.dtype == _HALF:
+        form = _half
+    elif _on_mesh() or math.prod(x.shape[:-1]) > _MAX_STREAMED_ROWS:
         return plain(x, weight)
-    form = _unroll if _small(x, weight) else _stream_weights
+    else:
+        form = _unroll if _small(x, weight) else _stream_weights
     on_cpu = functools.partial(form, dtype=dtype)
     return lax.platform_dependent(x, weight, cpu=on_cpu, default=plain)

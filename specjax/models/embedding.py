@@ -29,13 +29,27 @@ def look_up(
 
 @jax.custom_vjp
 def _look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
-    return table[ids]
+    return _rows(table, ids)
+
+
+def _rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    if table.dtype != jnp.bfloat16:
+        return table[ids]
+
+    def as_bits(table: jax.Array, ids: jax.Array) -> jax.Array:
+        bits = jax.lax.bitcast_convert_type(table, jnp.uint16)
+        return jax.lax.bitcast_convert_type(bits[ids], jnp.bfloat16)
+
+    # XLA's CPU backend would look up float32 rows, of a wide copy of the whole table.
+    return jax.lax.platform_dependent(
+        table, ids, cpu=as_bits, default=lambda table, ids: table[ids]
+    )
 
 
 def _forward(
     table: jax.Array, ids: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return table[ids], (table, ids)
+    return _rows(table, ids), (table, ids)
 
 
 def _backward(

@@ -109,6 +109,16 @@ def test_settings_that_do_not_go_together(
     assert not (tmp_path / "generated.jsonl").exists()
 
 
+@pytest.mark.slow
+def test_the_decoding_command_on_a_mesh(folders, decoded, tmp_path):
+    settings = ("--config.mesh=data=2,model=4", "--config.batch_size=2")
+    with pairs.costs_are():
+        made = pairs.run_decode(folders, tmp_path, *settings)
+    assert made.code == 0, made.err
+    for own, known in zip(made.decodes, decoded.decodes, strict=True):
+        assert own["tokens"] == known["tokens"]
+
+
 def test_a_split_draft_needs_a_mesh(folders, sources, tmp_path):
     settings = drafting(folders, "--config.draft.split=True")
     made = run(folders, sources, tmp_path, *settings)

@@ -1,5 +1,7 @@
 """Every form of the product gives the product."""
 
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,3 +86,41 @@ def test_what_is_rounded():
     kinds = {name: type(leaf) for name, leaf in dense.rounded(tree).items()}
     assert kinds.pop("wi") is dense.Rounded
     assert dense.Rounded not in kinds.values()
+
+
+def has_matrix_units() -> bool:
+    path = pathlib.Path("/proc/cpuinfo")
+    return path.is_file() and "amx_bf16" in path.read_text()
+
+
+@pytest.mark.skipif(
+    not has_matrix_units() or jax.__version_info__ < (0, 10),
+    reason="this processor, or jax's CPU backend, cannot multiply bfloat16 factors",
+)
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("form", ["dense", "twin"])
+def test_a_loop_keeps_no_wide_copy_of_its_weights(rows, form):
+    """The twin multiplies to a bfloat16 result, as one would write it."""
+    weights = [
+        jnp.ones((512, 512), jnp.bfloat16),
+        jnp.ones((2, 256, 512), jnp.bfloat16),
+    ]
+
+    def product(x, weight):
+        if form == "dense":
+            return dense.dense(x, weight)
+        flat = weight.reshape(-1, weight.shape[-1])
+        return jax.lax.dot_general(x, flat, (((1,), (1,)), ((), ())))
+
+    def loop(x, weights):
+        def body(_, x):
+            for weight in weights:
+                x = product(x, weight).reshape(x.shape) * jnp.bfloat16(0.01)
+            return x
+
+        return jax.lax.fori_loop(0, 9, body, x)
+
+    x = jnp.ones((rows, 512), jnp.bfloat16)
+    kept = jax.jit(loop).lower(x, weights).compile().memory_analysis()
+    stored = sum(weight.nbytes for weight in weights)
+    assert (kept.temp_size_in_bytes < stored / 2) == (form == "dense")
