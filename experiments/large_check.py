@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
-import operator
 import pathlib
 import threading
 import time
@@ -196,7 +194,7 @@ def write_random(
         held.clear()
 
     for name, (path, index) in t5_weights.tensor_table(shape).items():
-        own = functools.reduce(operator.getitem, path, parameters)
+        own = t5_weights.get(parameters, path)
         dims = own.shape if index is None else own.shape[1:]
         values = generator.standard_normal(dims, np.float32)
         # Near the laws of a model before training: no activation grows.
