@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import threading
@@ -50,8 +51,8 @@ class Phase:
 
     Attributes:
         seconds: of it.
-        peak: bytes of memory that were the process's own at once; files that are mapped
-            do not count. 0: not known here.
+        peak: bytes of memory that were the process's own at once, beyond those before
+            the run; files that are mapped do not count. 0: not known here.
     """
 
     seconds: float = 0.0
@@ -80,9 +81,10 @@ def main(
         weights = num_parameters(shapes["target"]) * ITEM_BYTES[config.dtype]
         folder = workdir / "target"
         phases: dict[str, Phase] = {}
-        with measured(phases, "write"), console.status(f"writing {folder}"):
+        measured = functools.partial(_measured, phases, own_memory())
+        with measured("write"), console.status(f"writing {folder}"):
             write_random(shapes["target"], folder, dtype, config)
-        with measured(phases, "read"), console.status(f"reading {folder}"):
+        with measured("read"), console.status(f"reading {folder}"):
             target = build_mesh.load(folder, dtype, mesh, "target")
             jax.block_until_ready(jax.tree.leaves(target))
         draft = random_model(shapes["draft"], dtype, config.seed + 1)
@@ -96,11 +98,11 @@ def main(
         )
         rows = _rows(config, shapes["target"])
         outputs = {}
-        with measured(phases, "plain"), console.status("decoding without the draft"):
+        with measured("plain"), console.status("decoding without the draft"):
             outputs["plain"] = jax.block_until_ready(
                 autoregressive_generate(target, *rows, **arguments)
             )
-        with measured(phases, "drafted"), console.status("decoding with the draft"):
+        with measured("drafted"), console.status("decoding with the draft"):
             outputs["drafted"] = jax.block_until_ready(
                 speculative_generate(
                     target, drafter, *rows, gamma=config.gamma, **arguments
@@ -218,14 +220,14 @@ def random_model(shape: T5Config, dtype: Any, seed: int) -> T5:
 
 
 @contextlib.contextmanager
-def measured(phases: dict[str, Phase], name: str) -> Iterator[None]:
+def _measured(phases: dict[str, Phase], before: int, name: str) -> Iterator[None]:
     """Times what is within, and watches the process's own memory."""
     phase = phases.setdefault(name, Phase())
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.02):
-            phase.peak = max(phase.peak, own_memory())
+            phase.peak = max(phase.peak, own_memory() - before)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
