@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import re
 import shlex
 import subprocess
@@ -21,10 +19,9 @@ from absl import flags
 from ml_collections import config_flags
 
 from specjax import errors
+from specjax.report import machine
 
 Main = Callable[[ml_collections.ConfigDict, pathlib.Path, flags.FlagValues], int | None]
-
-_PACKAGES = ("jax", "jaxlib", "flax", "numpy", "optax", "orbax-checkpoint", "specjax")
 
 
 def run(
@@ -170,16 +167,10 @@ def manifest(config: ml_collections.ConfigDict, **effective: Any) -> dict[str, A
         **effective: what they came to (resolved gamma, draft temperature, dead rows).
     """
     device = jax.devices()[0]
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # a checkout that is not installed has no version of its own
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
-        "versions": versions,
+        "versions": machine.versions(),
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,

@@ -21,7 +21,7 @@ from experiments.reproduce_tasks import Task
 from specjax import errors, metrics, roofline, theory
 from specjax.decoding import DecodeOutput
 from specjax.models.recomputed import RecomputedCross
-from specjax.report import trace
+from specjax.report import decode_plots, decodes
 from specjax.verify import token_verify
 
 Row = dict[str, Any]
@@ -288,7 +288,7 @@ def traced(task: Task, pair: build.Pair, gamma: int) -> Row:
         gamma: draft length.
 
     Returns:
-        ``tokens``: text, kind and call of each; ``calls``; and ``gamma``.
+        ``tokens``: each as a `report.decodes.Shown`; ``calls``; and ``gamma``.
     """
     config = task.config
     # Parts of one line each, in the order of the lines, since all are of one bucket.
@@ -306,15 +306,11 @@ def traced(task: Task, pair: build.Pair, gamma: int) -> Row:
         trace=True,
     )
     slot = int(np.flatnonzero(part.valid)[0])
-    tokens = trace.traced_tokens(output, slot)
-    texts = pair.tokenizer.decode_pieces([own.token for own in tokens])
-    calls = int(output.stats.target_calls[slot])
+    shown = decodes.shown(output, slot, pair.tokenizer.decode_pieces)
     return {
         "gamma": gamma,
-        "calls": calls,
-        "tokens": [
-            [text, own.kind, own.call] for text, own in zip(texts, tokens, strict=True)
-        ],
+        "calls": int(output.stats.target_calls[slot]),
+        "tokens": [list(dataclasses.astuple(own)) for own in shown],
     }
 
 
@@ -330,22 +326,10 @@ def lanes(group: Group, pair: build.Pair, drawn: Sequence[Row]) -> Row:
         ``lanes`` of `report.figures.timeline`, in seconds.
     """
     made: list[Row] = []
-    plain: list[list[Any]] = []
     for one in drawn:
-        gamma, costs = one["gamma"], prepare(group, pair, one["gamma"]).costs
-        step, encode = costs.step.median, ["encode", costs.encode.median]
-        plain = [encode, *([["step", step]] * len(one["tokens"]))]
-        parts = [encode, ["draft encode", costs.draft_encode.median]]
-        for _ in range(one["calls"]):
-            parts += [["draft", costs.cost_ratio * step]] * gamma
-            parts.append(["verify", costs.verify_ratio * step])
-        made.append({"name": f"gamma {gamma}", "parts": _in_turn(parts)})
-    return {"lanes": [*made, {"name": "target alone", "parts": _in_turn(plain)}]}
-
-
-def _in_turn(parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    made, at = [], 0.0
-    for kind, length in parts:
-        made.append([kind, at, length])
-        at += length
-    return made
+        costs = prepare(group, pair, one["gamma"]).costs
+        made.append(
+            decode_plots.speculative_lane(f"gamma {one['gamma']}", costs, one["calls"])
+        )
+    alone = decode_plots.plain_lane("target alone", costs, len(drawn[-1]["tokens"]))
+    return {"lanes": [*made, alone]}

@@ -308,15 +308,16 @@ def decode(
     pairs: Pairs, verifier: Verifier, make: MakeDrafter, rows: Rows
 ) -> DecodeOutput:
     """Writes `TOKENS` tokens in every row, with a trace."""
+    drafter = make(tables.stacked(pairs.drafts), rows)
     return speculative_generate(
         tables.stacked(pairs.targets),
-        make(tables.stacked(pairs.drafts), rows),
+        drafter,
         rows.inputs,
         jnp.ones(rows.inputs.shape, bool),
         rows.keys,
         verifier=verifier,
         sampling=rows.sampling,
-        draft_sampling=rows.draft_sampling,
+        draft_sampling=rows.draft_sampling if drafter.samples else None,
         gamma=GAMMA,
         max_length=TOKENS + 1,
         eos_id=-1,
@@ -466,12 +467,13 @@ def greedy_identical(pairs: Pairs, verifier: Verifier, make: MakeDrafter) -> boo
         sampling=Sampling(temperature=None), max_length=_GREEDY_LENGTH, eos_id=-1
     )
     alone = autoregressive_generate(target, *common, **options)
+    drafter = make(tables.stacked(pairs.drafts), rows)
     output = speculative_generate(
         target,
-        make(tables.stacked(pairs.drafts), rows),
+        drafter,
         *common,
         verifier=verifier,
-        draft_sampling=rows.draft_sampling,
+        draft_sampling=rows.draft_sampling if drafter.samples else None,
         gamma=GAMMA,
         **options,
     )

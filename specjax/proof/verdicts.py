@@ -24,12 +24,15 @@ class Subject:
         verifier: the rule.
         way: how its drafts are laid out.
         make: makes the drafter of a model and rows.
+        enumerated: the drafts follow the draft's tables, so that how many stand can be
+            enumerated too; False: of a drafter that has laws of its own.
     """
 
     name: str
     verifier: Verifier
     way: Way
     make: MakeDrafter
+    enumerated: bool = True
 
 
 def subjects(name: str, verifier: Verifier) -> list[Subject]:
@@ -75,7 +78,9 @@ def prove(
         seed: of the keys.
     """
     joint = grid.joint_laws(pairs, cells)
-    accepted = grid.accepted_laws(pairs, cells, subject.verifier, subject.way)
+    accepted: Sequence[list[float] | None] = [None] * len(cells)
+    if subject.enumerated:
+        accepted = grid.accepted_laws(pairs, cells, subject.verifier, subject.way)
     # Another seed makes other keys in every round.
     seeds = np.random.SeedSequence(seed).generate_state(rounds + 1)
     *batches, others = [grid.make_rows(cells, rows, int(own)) for own in seeds]

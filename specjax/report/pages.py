@@ -8,8 +8,8 @@ import pathlib
 import re
 from collections.abc import Sequence
 
+from specjax.report import decodes
 from specjax.report.markdown import table as table_lines
-from specjax.report.trace import ACCEPTED, BONUS, CORRECTED, MARKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +76,15 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Coloured:
-    """A decode, token by token.
+    """Decodes, token by token.
 
     Attributes:
-        tokens: text, kind (of `trace`) and target call of each.
-        caption: what it is.
+        decoded: the decodes.
+        caption: what they are.
     """
 
-    tokens: Sequence[tuple[str, str, int]]
-    caption: str
+    decoded: decodes.Decoded
+    caption: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +101,6 @@ class Fold:
 
 
 Block = Heading | Prose | Grid | Picture | Coloured | Fold
-_LEGEND = (
-    (ACCEPTED, "drafted and accepted"),
-    (CORRECTED, "the target's own word, after a rejection"),
-    (BONUS, "the target's own word, after a block that stood as a whole"),
-)
 
 
 def markdown(blocks: Sequence[Block], folder: str) -> str:
@@ -137,39 +132,21 @@ def _markdown(block: Block, folder: str) -> str:
         case Picture():
             return f"![{block.name}]({folder}/{block.name}.svg)\n\n{block.caption}\n"
         case Coloured():
-            legend = "; ".join(
-                f"{MARKS[kind][0]}token{MARKS[kind][1]} {meaning}"
-                for kind, meaning in _LEGEND
-            )
-            text = "".join(_marked(*one) for one in _calls(block.tokens))
-            return f"```text\n{text}\n```\n\n{block.caption} {legend}; | ends a call.\n"
+            caption = f"{block.caption} {decodes.plain_legend()}".lstrip()
+            return f"```text\n{block.decoded}\n```\n\n{caption}.\n"
         case Fold():
             return f"## {block.title}\n\n```json\n{block.text}\n```\n"
 
 
-def _calls(
-    tokens: Sequence[tuple[str, str, int]],
-) -> list[tuple[str, str, bool]]:
-    """Text, kind, and whether a target call ends there."""
-    following = [call for _, _, call in tokens[1:]] + [None]
-    return [
-        (text, kind, after is not None and after != call)
-        for (text, kind, call), after in zip(tokens, following, strict=True)
-    ]
-
-
-def _marked(text: str, kind: str, ends: bool) -> str:
-    word = text.lstrip(" ")
-    first, last = MARKS[kind] if word else ("", "")
-    space = text[: len(text) - len(word)]
-    return space + first + word + last + ("|" if ends else "")
-
-
 _STYLE = """
 :root { --ink: #1d2530; --pale: #5b6675; --line: #d9dee5; --band: #f5f7fa;
-  --mark: #eef6ff; --good: #d8f3e4; --own: #ffe3c2; --bonus: #cfe6fb; }
+  --mark: #eef6ff; --paper: #fff; --link: #0a5aa8; --alarm: #fdf0ee;
+  color-scheme: light dark; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e3e8ee; --pale: #9aa6b4;
+  --line: #3a434e; --band: #1c2229; --mark: #1d3145; --paper: #12161b; --link: #7cc0f5;
+  --alarm: #3a1e1b; } }
 * { box-sizing: border-box; }
-body { margin: 0; color: var(--ink); background: #fff;
+body { margin: 0; color: var(--ink); background: var(--paper);
   font: 16px/1.6 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 62rem; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
 h1 { font-size: 2rem; line-height: 1.2; margin: 0 0 1rem; }
@@ -178,7 +155,7 @@ h2 { font-size: 1.35rem; margin: 2.75rem 0 .75rem; padding-top: .75rem;
 h3 { font-size: 1.05rem; margin: 1.75rem 0 .5rem; }
 p { margin: .6rem 0; } li { margin: .3rem 0; }
 nav { display: flex; flex-wrap: wrap; gap: .4rem .9rem; font-size: .9rem; }
-nav a { color: #0a5aa8; text-decoration: none; }
+nav a { color: var(--link); text-decoration: none; }
 nav a:hover { text-decoration: underline; }
 .scroll { overflow-x: auto; margin: 1rem 0 .3rem; }
 table { border-collapse: collapse; font-size: .88rem; min-width: 60%;
@@ -191,15 +168,10 @@ td.w { white-space: normal; }
 tbody tr:nth-child(even) { background: var(--band); }
 tbody tr.m { background: var(--mark); font-weight: 600; }
 .caption { color: var(--pale); font-size: .86rem; margin: .2rem 0 1rem; }
-.alarm { border-left: 4px solid #c0392b; background: #fdf0ee; padding: .5rem 1rem; }
-figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; }
-.decode { font-size: 1.05rem; line-height: 2.1; padding: .6rem 1rem;
-  background: var(--band); border-radius: .5rem; white-space: pre-wrap; }
-.decode span { padding: .12rem 0; border-radius: .2rem; }
-.accepted { background: var(--good); }
-.corrected { background: var(--own); text-decoration: underline; }
-.bonus { background: var(--bonus); font-weight: 600; }
-.end { color: var(--pale); padding: 0 .1rem; }
+.alarm { border-left: 4px solid #c0392b; background: var(--alarm);
+  padding: .5rem 1rem; }
+figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto;
+  background: #fff; border-radius: .4rem; }
 details { margin: 2rem 0; } summary { cursor: pointer; font-weight: 600; }
 pre { overflow-x: auto; background: var(--band); padding: 1rem; font-size: .8rem; }
 """
@@ -228,7 +200,8 @@ def page(blocks: Sequence[Block], title: str) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<title>{html.escape(title)}</title>\n"
+        f"<style>{_STYLE}{decodes.STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -261,20 +234,7 @@ def _element(block: Block) -> str:
                 f"{block.svg}<figcaption>{_caption(block.caption)}</figcaption></figure>"
             )
         case Coloured():
-            spans = "".join(
-                f'<span class="{kind}">{html.escape(text)}</span>'
-                + ('<span class="end">|</span>' if ends else "")
-                for text, kind, ends in _calls(block.tokens)
-            )
-            legend = " ".join(
-                f'<span class="{kind}">{html.escape(meaning)}</span>'
-                for kind, meaning in _LEGEND
-            )
-            return (
-                f'<div class="decode">{spans}</div>'
-                f'<p class="caption">{html.escape(block.caption)} {legend} | ends a '
-                "target call.</p>"
-            )
+            return block.decoded.html() + _caption(block.caption)
         case Fold():
             return (
                 f"<details><summary>{html.escape(block.title)}</summary>"
@@ -326,3 +286,18 @@ def write(
     for file, text in made.items():
         (folder / file).write_text(text, encoding="utf-8")
     return list(made)
+
+
+def write_decodes(
+    decoded: decodes.Decoded, path: pathlib.Path, title: str, about: Sequence[str] = ()
+) -> None:
+    """Writes decodes as a page of HTML that needs no other file.
+
+    Args:
+        decoded: what to show.
+        path: of the page.
+        title: of it.
+        about: paragraphs to stand before them, such as settings and gains.
+    """
+    blocks: list[Block] = [Heading(title, 1), Prose(about), Coloured(decoded)]
+    path.write_text(page(blocks, title), encoding="utf-8")

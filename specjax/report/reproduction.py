@@ -10,6 +10,7 @@ from typing import Any
 
 from specjax import theory
 from specjax.report import figures, leviathan, reproduction_tables
+from specjax.report.decodes import Decoded, Shown
 from specjax.report.pages import Block, Coloured, Fold, Heading, Picture, Prose
 
 Content = Mapping[str, Any]
@@ -161,7 +162,7 @@ def _figures(content: Content, parts: Sequence[str]) -> Iterator[Block]:
         for own in content["decodes"]:
             count = len(own["tokens"])
             yield Coloured(
-                [tuple(token) for token in own["tokens"]],
+                Decoded((tuple(Shown(*token) for token in own["tokens"]),)),
                 f"{own['task']}, greedy, gamma {own['gamma']}: {count} tokens in "
                 f"{own['calls']} target calls.",
             )

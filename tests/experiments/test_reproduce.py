@@ -276,11 +276,12 @@ def test_every_cell_is_made_once(config, tmp_path, monkeypatch):
     assert all(row["slower_if_recomputed"] > 0 for row in found["baselines"])
     assert all(row["recomputed_mismatches"] == [] for row in found["baselines"])
     (decode,) = found["decodes"]
-    assert {kind for _, kind, _ in decode["tokens"]} <= {
+    assert {kind for _, kind, *_ in decode["tokens"]} <= {
         "accepted",
         "corrected",
         "bonus",
     }
+    assert all(hover.startswith("target call ") for *_, hover in decode["tokens"])
     names = [lane["name"] for lane in found["timeline"]["lanes"]]
     assert names == ["gamma 2", "target alone"]
     page = (tmp_path / "report.html").read_text()

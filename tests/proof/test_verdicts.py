@@ -10,6 +10,7 @@ import pytest
 
 from specjax import block_verify, token_verify, verify
 from specjax.drafters.model import ModelDrafter
+from specjax.drafters.ngram import NgramDrafter
 from specjax.proof import grid, verdicts
 from specjax.proof.grid import Cut, Finding, Way
 from specjax.verify import Verifier
@@ -33,8 +34,8 @@ def twin(rule: str, flaw: str) -> verdicts.Subject:
     return verdicts.Subject(f"{rule}, {flaw}", verifier, Way(grid.CHAIN, None), make)
 
 
-def line_of(subject: verdicts.Subject) -> verdicts.Line:
-    proof = verdicts.prove(subject, PAIRS, CELLS, ROWS, 1)
+def line_of(subject: verdicts.Subject, rows: int = ROWS) -> verdicts.Line:
+    proof = verdicts.prove(subject, PAIRS, CELLS, rows, 1)
     (line,) = verdicts.lines([proof], [None])
     return line
 
@@ -75,6 +76,24 @@ def test_biased_twins_are_caught(rule, flaw):
     assert line.joint_p < verdicts.LEVEL and not line.good
     assert any("do not follow the target's law at" in own for own in line.faults)
     assert line.independent
+
+
+def test_a_drafter_with_laws_of_its_own_is_proved_by_its_tokens_alone():
+    """Its drafts are not the tables', so that their number is not enumerated."""
+
+    def subject(enumerated):
+        return verdicts.Subject(
+            "copies",
+            token_verify,
+            Way(grid.CHAIN, None),
+            lambda model, rows: NgramDrafter(),
+            enumerated=enumerated,
+        )
+
+    line = line_of(subject(False), 4_000)
+    assert line.z is None and line.accepted_p is None and line.faults == []
+    (fault,) = line_of(subject(True), 4_000).faults
+    assert "accepts another number of drafts than enumeration says" in fault
 
 
 @SLOW
