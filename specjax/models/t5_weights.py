@@ -1,13 +1,18 @@
-"""T5 checkpoints in Hugging Face's directory layout, read and written without torch."""
+"""T5 checkpoints: read in every format, written in Hugging Face's, without torch.
+
+Whatever the format, tensors come by Hugging Face's names and are read when they are
+asked for; here they are compared with the model's shape and fused.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,12 +24,16 @@ from jax.typing import DTypeLike
 
 from specjax.errors import InputError
 from specjax.models.dense import Weight
+from specjax.models.formats import find, orbax_folder, t5x
+from specjax.models.formats.base import (
+    CONFIG_FILE,
+    STORED_TYPES,
+    Tensors,
+    listed,
+)
+from specjax.models.formats.hf_safetensors import INDEX_FILE, WEIGHTS_FILE
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 
 _HEAD = "lm_head.weight"
 # Names under which the one embedding is stored, the usual one first.
@@ -34,15 +43,12 @@ _EMBEDDING = (
     "decoder.embed_tokens.weight",
 )
 # What is read of a checkpoint, and not a card or other settings beside it.
-_READ_SUFFIXES = (".safetensors", ".bin", ".model")
-_READ_NAMES = (CONFIG_FILE, "tokenizer_config.json", INDEX_FILE)
+_READ_SUFFIXES = (".safetensors", ".bin", ".msgpack", ".model")
+_READ_NAMES = (CONFIG_FILE, "tokenizer_config.json", INDEX_FILE, t5x.TREE_FILE)
+# In folders beside it: the chunks of T5X, and Orbax's list of its files' hashes.
+_READ_BELOW = (f"{t5x.PARAMETERS}*/*", f"{orbax_folder.STEP}/*.json")
 # In some old checkpoints, and used by no T5.
 _UNUSED = ("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",)
-_STORED_TYPES = {
-    "F32": np.dtype(np.float32),
-    "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
 
 # Where a stored tensor lives in the model: the path of its parameter, and its index
 # along axis 0 of a fused one (None: the whole parameter).
@@ -104,23 +110,82 @@ def tensor_table(config: T5Config) -> dict[str, Slot]:
     return table
 
 
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was opened, and whose tensors are those of its shape.
+
+    Attributes:
+        directory: of the checkpoint.
+        format: one of `find.FORMATS`.
+        skeleton: the model with shapes in the place of its arrays.
+        tensors: by the names of `tensor_table`, not yet read; of Orbax none.
+    """
+
+    directory: pathlib.Path
+    format: str
+    skeleton: T5
+    tensors: Tensors
+
+    @property
+    def config(self) -> T5Config:
+        """The model's shape."""
+        return self.skeleton.config
+
+
+def open_t5(
+    directory: str | os.PathLike[str], config: T5Config | None = None
+) -> Checkpoint:
+    """Opens a checkpoint and compares its tensors with its shape; no weight is read.
+
+    Args:
+        directory: see `load_t5`.
+        config: the model's shape, where the checkpoint does not say it.
+
+    Raises:
+        InputError: see `load_t5`; what is wrong with the numbers shows later.
+    """
+    directory = pathlib.Path(directory)
+    found = find.find(directory, config)
+    shape = found.config
+    skeleton = jax.eval_shape(lambda: T5(shape, jax.random.key(0)))
+    if found.format == find.ORBAX:
+        return Checkpoint(directory, found.format, skeleton, {})
+    parameters = nnx.to_pure_dict(nnx.state(skeleton))
+    wanted = {
+        name: _slot_shape(parameters, slot)
+        for name, slot in tensor_table(shape).items()
+    }
+    # A shape that was told from the tensors fits them, but for those of some layers.
+    by = "the given shape" if config is not None else f"its {CONFIG_FILE}"
+    if config is None and not (directory / CONFIG_FILE).is_file():
+        by = "the shape of its first layers"
+    tensors = _match(found.tensors, wanted, directory, by)
+    return Checkpoint(directory, found.format, skeleton, tensors)
+
+
 def load_t5(
     directory: str | os.PathLike[str],
     dtype: DTypeLike = jnp.float32,
     *,
     shardings: Callable[[T5], Any] | None = None,
+    config: T5Config | None = None,
 ) -> T5:
-    """Reads a T5 from a Hugging Face directory.
+    """Reads a T5 from a directory of Hugging Face, T5X or Orbax.
 
     Every parameter comes from the files; nothing is initialised at random. Parameters
     are read one by one, and go to their devices before the next is read.
 
     Args:
-        directory: holds ``config.json`` and ``model.safetensors``, or shards with
-            ``model.safetensors.index.json``; stored as float32, float16 or bfloat16.
+        directory: holds ``config.json`` and weights, stored as float32, float16 or
+            bfloat16: ``model.safetensors``, ``pytorch_model.bin``,
+            ``flax_model.msgpack``, each in one file or in shards with an index, or what
+            `experiments.convert` writes with Orbax; or is T5X's, with ``checkpoint``.
+            Of several formats in one directory the first of these counts.
         dtype: type of the parameters and activations, float32 or bfloat16.
         shardings: says where each goes, given the model's shapes, as
             `specjax.sharding.shardings` does on a mesh; None: to the first device.
+        config: the model's shape; None: that of ``config.json``, or, for T5X where
+            there is none, what the tensors' shapes tell.
 
     Returns:
         the model.
@@ -130,38 +195,52 @@ def load_t5(
             missing, unknown, mis-shaped or not finite; float16 is asked for.
     """
     dtype = _compute_type(dtype)
-    directory = pathlib.Path(directory)
-    stored = _find_tensors(directory)
-    config = T5Config.from_json(directory / CONFIG_FILE, has_head=_HEAD in stored)
-    table = tensor_table(config)
-    skeleton = jax.eval_shape(lambda: T5(config, jax.random.key(0)))
-    graph, state = nnx.split(skeleton)
+    checkpoint = open_t5(directory, config)
+    graph, state = nnx.split(checkpoint.skeleton)
     where = None
     if shardings is not None:
-        where = nnx.to_pure_dict(nnx.split(shardings(skeleton))[1])
-    shapes = nnx.to_pure_dict(state)
-    wanted = {name: _slot_shape(shapes, slot) for name, slot in table.items()}
-    sources = _match(stored, wanted, directory)
-
+        where = nnx.to_pure_dict(nnx.split(shardings(checkpoint.skeleton))[1])
+    parameters = nnx.to_pure_dict(state)
+    if checkpoint.format == find.ORBAX:
+        like = jax.tree.map(
+            lambda own, *place: jax.ShapeDtypeStruct(
+                own.shape, dtype, sharding=place[0] if place else None
+            ),
+            *((parameters,) if where is None else (parameters, where)),
+        )
+        restored = orbax_folder.load(checkpoint.directory, like)
+        nnx.replace_by_pure_dict(state, restored)
+        return nnx.merge(graph, state)
     slots: dict[tuple[str | int, ...], list[tuple[int | None, str]]] = {}
-    for name, (path, index) in table.items():
-        slots.setdefault(path, []).append((index, sources[name]))
-    for path, parts in slots.items():
-        # One fused parameter at a time is in memory twice.
-        array = np.empty(_get(shapes, path).shape, dtype)
-        for index, source in parts:
-            part = stored[source].get_tensor(source).astype(dtype, copy=False)
-            _check_finite(source, part, f"in {directory}")
-            array[... if index is None else index] = part
-        _get(shapes, path[:-1])[path[-1]] = (
+    for name, (path, index) in tensor_table(checkpoint.config).items():
+        slots.setdefault(path, []).append((index, name))
+    # Layer after layer of one kind: T5X may keep them in one array.
+    for path in sorted(slots, key=lambda path: [p for p in path if isinstance(p, str)]):
+        array = _read(checkpoint, slots[path], get(parameters, path).shape, dtype)
+        get(parameters, path[:-1])[path[-1]] = (
             jnp.asarray(array)
             if where is None
             else jax.make_array_from_callback(
-                array.shape, _get(where, path), array.__getitem__
+                array.shape, get(where, path), array.__getitem__
             )
         )
-    nnx.replace_by_pure_dict(state, shapes)
+    nnx.replace_by_pure_dict(state, parameters)
     return nnx.merge(graph, state)
+
+
+def _read(
+    checkpoint: Checkpoint,
+    parts: list[tuple[int | None, str]],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+) -> np.ndarray:
+    """One parameter, fused of its stored parts; it alone is in memory twice."""
+    array = np.empty(shape, dtype)
+    for index, name in parts:
+        part = checkpoint.tensors[name].read().astype(dtype, copy=False)
+        _check_finite(name, part, f"in {checkpoint.directory}")
+        array[... if index is None else index] = part
+    return array
 
 
 def save_t5(
@@ -191,7 +270,7 @@ def save_t5(
     from safetensors.numpy import save_file
 
     storage = _dtype(model.dtype if dtype is None else dtype)
-    if storage not in _STORED_TYPES.values():
+    if storage not in STORED_TYPES.values():
         raise InputError(
             "T5 weights are stored as float32, float16 or bfloat16, not "
             f"{storage.name}."
@@ -209,7 +288,7 @@ def save_t5(
         name: int(np.prod(_slot_shape(parameters, slot))) * storage.itemsize
         for name, slot in table.items()
     }
-    shards = _shard(sizes, max_shard_bytes)
+    shards = shards_of(sizes, max_shard_bytes)
 
     with _replacing(directory) as write:
         for file, names in shards.items():
@@ -232,124 +311,43 @@ def save_t5(
         _write_json(write(CONFIG_FILE), fields)
 
 
-def _find_tensors(directory: pathlib.Path) -> dict[str, Any]:
-    """Tensor name -> the open file that holds it; nothing is read yet."""
-    if not directory.is_dir():
-        raise InputError(f"There is no checkpoint directory {directory}.")
-    if not (directory / CONFIG_FILE).is_file():
-        raise InputError(
-            f"{directory} has no {CONFIG_FILE}: it is no T5 checkpoint, or writing it "
-            "was interrupted."
-        )
-    stored: dict[str, Any] = {}
-    for file, expected in _weight_files(directory).items():
-        reader = _open(directory / file)
-        held = set(reader.keys())
-        if expected - held:
-            raise InputError(
-                f"{directory / file} lacks {_listed(expected - held)}, which "
-                f"{INDEX_FILE} says it holds."
-            )
-        if held & stored.keys():
-            raise InputError(
-                f"{directory / file} holds {_listed(held & stored.keys())}, as another "
-                "shard does."
-            )
-        stored |= dict.fromkeys(held, reader)
-    return stored
-
-
-def _weight_files(directory: pathlib.Path) -> dict[str, set[str]]:
-    """Names of the weight files, each with the tensors that an index expects in it."""
-    index = directory / INDEX_FILE
-    if (directory / WEIGHTS_FILE).is_file():
-        if index.is_file():
-            raise InputError(
-                f"{directory} holds both {WEIGHTS_FILE} and {INDEX_FILE}; keep one."
-            )
-        return {WEIGHTS_FILE: set()}
-    if not index.is_file():
-        raise InputError(
-            f"{directory} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; weights in "
-            "another format must be converted to safetensors first."
-        )
-    files: dict[str, set[str]] = {}
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        for name, file in weight_map.items():
-            if file != pathlib.PurePath(file).name:
-                raise ValueError(f"{file} lies outside the directory")
-            files.setdefault(file, set()).add(name)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"{index} is no shard index, a JSON object with a weight_map from tensor "
-            f"to file name ({error!r})."
-        ) from error
-    for file in files:
-        if not (directory / file).is_file():
-            raise InputError(
-                f"The shard {directory / file}, named in {INDEX_FILE}, is absent."
-            )
-    return files
-
-
-def _open(path: pathlib.Path) -> Any:
-    # Imported late: reading weights is the only use of safetensors.
-    import safetensors
-
-    try:
-        return safetensors.safe_open(path, framework="numpy")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is cut short or not a safetensors file ({error})."
-        ) from error
-
-
 def _match(
-    stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], directory: pathlib.Path
-) -> dict[str, str]:
-    """Checks that exactly the wanted tensors are there; wanted -> stored name."""
+    stored: Tensors,
+    shapes: dict[str, tuple[int, ...]],
+    directory: pathlib.Path,
+    by: str,
+) -> Tensors:
+    """Checks that those of the shape `by` are there; these, by their usual names."""
     sources = {name: name for name in shapes}
     embeddings = [name for name in _EMBEDDING if name in stored]
     sources[_EMBEDDING[0]] = (embeddings or _EMBEDDING)[0]
     missing = set(sources.values()) - stored.keys()
     if missing:
-        raise InputError(f"{directory} lacks {_listed(missing)}.")
+        raise InputError(f"{directory} lacks {listed(missing)}.")
     extra = stored.keys() - {*sources.values(), *embeddings, *_UNUSED}
     if extra:
         raise InputError(
-            f"{directory} holds {_listed(extra)}, for which its {CONFIG_FILE} has no "
-            "place."
+            f"{directory} holds {listed(extra)}, for which {by} has no place."
         )
     for name, source in sources.items():
-        view = stored[source].get_slice(source)
-        shape, dtype = tuple(view.get_shape()), view.get_dtype()
-        if shape != shapes[name]:
+        tensor = stored[source]
+        if tensor.shape != shapes[name]:
             raise InputError(
-                f"{source} in {directory} has shape {shape}, but its {CONFIG_FILE} "
+                f"{source} in {directory} has shape {tensor.shape}, but {by} "
                 f"asks for {shapes[name]}."
             )
-        if dtype not in _STORED_TYPES:
+        if tensor.dtype not in STORED_TYPES:
             raise InputError(
-                f"{source} in {directory} is stored as {dtype}; supported are "
-                f"{', '.join(_STORED_TYPES)}."
+                f"{source} in {directory} is stored as {tensor.dtype}; supported are "
+                f"{', '.join(STORED_TYPES)}."
             )
     for copy in embeddings[1:]:
-        original, duplicate = (
-            stored[name].get_tensor(name) for name in (embeddings[0], copy)
-        )
-        if not np.array_equal(original, duplicate):
+        if not np.array_equal(stored[embeddings[0]].read(), stored[copy].read()):
             raise InputError(
                 f"{embeddings[0]} and {copy} in {directory} differ, but a T5 has one "
                 "embedding."
             )
-    return sources
-
-
-def _listed(names: Collection[str]) -> str:
-    shown = ", ".join(sorted(names)[:3])
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"the tensor{'s' if len(names) > 1 else ''} {shown}{more}"
+    return {name: stored[source] for name, source in sources.items()}
 
 
 def _dtype(dtype: DTypeLike) -> np.dtype:
@@ -376,7 +374,8 @@ def _check_finite(name: str, array: np.ndarray, where: str) -> None:
         raise InputError(f"The weights {name} {where} hold NaN or infinity.")
 
 
-def _get(tree: Any, path: tuple[str | int, ...]) -> Any:
+def get(tree: Any, path: tuple[str | int, ...]) -> Any:
+    """What lies at a path of a nested dict."""
     for key in path:
         tree = tree[key]
     return tree
@@ -397,7 +396,7 @@ def _check_whole(model: T5) -> None:
 
 def _slot_shape(parameters: Any, slot: Slot) -> tuple[int, ...]:
     path, index = slot
-    shape = tuple(_get(parameters, path).shape)
+    shape = tuple(get(parameters, path).shape)
     return shape if index is None else shape[1:]
 
 
@@ -405,15 +404,23 @@ def _stored_array(
     name: str, parameters: Any, slot: Slot, storage: np.dtype
 ) -> np.ndarray:
     path, index = slot
-    array = np.asarray(_get(parameters, path))
-    array = array if index is None else array[index]
+    array = np.asarray(get(parameters, path))
+    return as_stored(name, array if index is None else array[index], storage)
+
+
+def as_stored(name: str, array: np.ndarray, storage: np.dtype) -> np.ndarray:
+    """A tensor in the type that it is stored in.
+
+    Raises:
+        InputError: a weight is not finite, or becomes so.
+    """
     with np.errstate(over="ignore"):
         array = np.ascontiguousarray(array.astype(storage, copy=False))
     _check_finite(name, array, f"as {storage.name}")
     return array
 
 
-def _shard(sizes: dict[str, int], max_bytes: int) -> dict[str, list[str]]:
+def shards_of(sizes: dict[str, int], max_bytes: int) -> dict[str, list[str]]:
     """File name -> the tensors in it, in order, each file as full as allowed."""
     groups: list[list[str]] = [[]]
     filled = 0
@@ -470,10 +477,20 @@ def fingerprint(directory: str | os.PathLike[str]) -> str:
             takes seconds per 10 GB.
     """
     digest = hashlib.sha256()
-    files = (path for path in pathlib.Path(directory).iterdir() if path.is_file())
-    for path in sorted(files):
-        if path.suffix in _READ_SUFFIXES or path.name in _READ_NAMES:
-            with open(path, "rb") as file:
-                own = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.name} {own}\n".encode())
+    directory = pathlib.Path(directory)
+    for path in files_of(directory):
+        with open(path, "rb") as file:
+            own = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(directory).as_posix()} {own}\n".encode())
     return digest.hexdigest()
+
+
+def files_of(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The files of a checkpoint, its tokenizer's among them, in order."""
+    files = [
+        path
+        for path in directory.iterdir()
+        if path.suffix in _READ_SUFFIXES or path.name in _READ_NAMES
+    ]
+    files += [path for below in _READ_BELOW for path in directory.glob(below)]
+    return sorted(filter(pathlib.Path.is_file, files))
