@@ -3,10 +3,11 @@
     python -m experiments.decode --config=configs/demo.py --workdir=DIR [--input=FILE]
 
 Shows every output in colour (which tokens were drafted and stood), then speed,
-acceptance and costs. Writes DIR/manifest.json, DIR/metrics.json and DIR/decodes.jsonl,
-where `"finished": false` is an output that ``config.max_length`` cut, and tokens and
-text are what follows ``config.decoder_prefix``. With ``config.samples`` each line
-counts as so many rows.
+acceptance and costs. Writes DIR/manifest.json, DIR/metrics.json, DIR/decode.html, the
+same in colour with the probabilities of what was drafted, and DIR/decodes.jsonl, where
+`"finished": false` is an output that ``config.max_length`` cut, and tokens and text are
+what follows ``config.decoder_prefix``. With ``config.samples`` each line counts as so
+many rows.
 Exit code 1: outputs that must be the same both ways (greedy ones, and samples that
 share the target's noise) differ by more than rounding explains. A lossy verifier's may,
 and it is named as lossy wherever its results stand.
@@ -39,9 +40,11 @@ from experiments import (
 from specjax import errors, metrics, tree_picker
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
-from specjax.report import table, trace
+from specjax.report import decodes, pages, table, trace
 from specjax.sampling import Sampling
 from specjax.verify import Verifier
+
+WRITTEN = ("metrics.json", "decodes.jsonl", "decode.html")  # beside manifest.json
 
 
 def main(
@@ -107,7 +110,7 @@ def _decode(
     setup = side_by_side.Setup(pair, verifier, config.max_length, about, ends)
     workdir.mkdir(parents=True, exist_ok=True)
     # What an earlier run has written must not stand beside this one's settings.
-    for name in ("metrics.json", "decodes.jsonl", "decodes.jsonl.partial"):
+    for name in (*WRITTEN, "decodes.jsonl.partial"):
         (workdir / name).unlink(missing_ok=True)
     tallies = {mode.name: side_by_side.Tally() for mode in modes}
     costs: dict[str, dict[int, metrics.Costs]] = {}
@@ -142,7 +145,7 @@ def _decode(
     records = side_by_side.decode_all(
         setup, parts, keys, modes, config, lines, workdir, tallies
     )
-    _show(console, records, pair, setup, parts, keys, modes[0])
+    _show(console, records, pair, setup, parts, keys, modes[0], workdir)
 
     results = {
         mode.name: side_by_side.summarize(
@@ -167,7 +170,8 @@ def _decode(
         console.print(
             f"ids from {pair.num_tokens} on are padding of the vocabulary and ruled out"
         )
-    print(f"written: {workdir}/{{manifest,metrics}}.json, decodes.jsonl")
+    made = [name for name in WRITTEN if (workdir / name).is_file()]
+    print(f"written: {workdir}/manifest.json, {', '.join(made)}")
     return _exit_code(results, baseline.TIES[config.dtype], console)
 
 
@@ -278,17 +282,25 @@ def _show(
     parts: list[batches.InferenceBatch],
     keys: jax.Array,
     mode: side_by_side.Mode,
+    workdir: pathlib.Path,
 ) -> None:
-    """Prints each line's decode in colour; it is decoded once more, with a trace."""
+    """Prints each line's decode in colour; it is decoded once more, with a trace.
+
+    The same goes to `decode.html`, with the probabilities of what was drafted.
+    """
     from rich.padding import Padding
     from rich.text import Text
 
     marks = console.color_system is None  # a file, a pipe, a terminal without colours
     traced: dict[int, Text] = {}
+    shown: dict[int, tuple[decodes.Shown, ...]] = {}
     if mode.gamma:
         for part in parts:
             output = setup.speculative(part, keys, mode, True)
             for slot in np.flatnonzero(part.valid):
+                shown[int(part.rows[slot])] = decodes.shown(
+                    output, int(slot), pair.tokenizer.decode_pieces
+                )
                 tokens = trace.traced_tokens(output, int(slot))
                 texts = pair.tokenizer.decode_pieces([t.token for t in tokens])
                 traced[int(part.rows[slot])] = trace.coloured(
@@ -299,6 +311,14 @@ def _show(
         row = record["row"]
         console.print(Text(f"{row + 1:>3}  {record['input']}", "dim"))
         console.print(Padding(traced.get(row, Text(record["text"])), (0, 0, 0, 5)))
+    if shown:
+        lines = [record["input"] for record in records]
+        pages.write_decodes(
+            decodes.Decoded([shown[record["row"]] for record in records], lines),
+            workdir / "decode.html",
+            f"Decodes, {mode.name}",
+            [f"gamma {mode.gamma}"],
+        )
 
 
 def _exit_code(results: dict[str, dict[str, Any]], tie: float, console: Any) -> int:

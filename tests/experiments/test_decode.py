@@ -8,7 +8,7 @@ import pathlib
 import jax
 import pytest
 
-from experiments import side_by_side
+from experiments import decode, side_by_side
 from specjax import theory
 from specjax.data import batches
 from specjax.data import tokenizer as tokenizers
@@ -107,7 +107,10 @@ def test_lines_follow_the_input(decoded, folders):
     assert greedy != sampled
     assert any(tokens[-1] == tokenizer.eos_id for tokens in greedy)
     names = {path.name for path in decoded.workdir.iterdir()}
-    assert names == {"manifest.json", "metrics.json", "decodes.jsonl"}
+    assert names == {"manifest.json", *decode.WRITTEN}
+    page = (decoded.workdir / "decode.html").read_text(encoding="utf-8")
+    assert all(record["input"] in page for record in records)
+    assert "https://" not in page  # it needs nothing else
 
 
 def test_outputs_that_were_cut_are_counted(decoded):
