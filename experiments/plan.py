@@ -11,6 +11,7 @@ Writes DIR/manifest.json, DIR/metrics.json and DIR/plan.md. Exit code 1: nothing
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import pathlib
@@ -189,7 +190,14 @@ def compiled(
             raise
         return {"compiler": None, "refused": tpu_compile.refusal(str(error))}
     found = tpu_compile.memory(made.compiled)
-    return {"compiler": found["total"] - found["code"], "code": found["code"]}
+    counts: collections.Counter[str] = collections.Counter()
+    for (operation, _), count in made.program.collectives().items():
+        counts[operation] += count
+    return {
+        "compiler": found["total"] - found["code"],
+        "code": found["code"],
+        "exchanges": dict(counts),
+    }
 
 
 if __name__ == "__main__":

@@ -69,7 +69,10 @@ def markdown(rows: Sequence[Row]) -> str:
     titles = _columns(rows)
     cells = [_cells(own, "compiler" in titles) for own in rows]
     words = [index < 2 for index in range(len(titles))]
-    return table_lines(titles, words, cells) + "\n" + _NOTE
+    text = table_lines(titles, words, cells) + "\n" + _NOTE
+    told = [own for own in rows if "exchanges" in own]
+    lines = [f"- {own['place']}: {exchanges(own)}.\n" for own in told]
+    return text + "\n" * bool(lines) + "".join(lines)
 
 
 def show(console: Console, rows: Sequence[Row]) -> None:
@@ -92,3 +95,11 @@ def show(console: Console, rows: Sequence[Row]) -> None:
     for own in rows:
         if "refused" in own:
             console.print(f"{own['place']}: refused: {own['refused']}", soft_wrap=True)
+        elif "exchanges" in own:
+            console.print(f"{own['place']}: {exchanges(own)}", soft_wrap=True)
+
+
+def exchanges(own: Row) -> str:
+    """What the devices of a place tell each other, as it stands in the program."""
+    counts = [f"{count} {name}" for name, count in sorted(own["exchanges"].items())]
+    return f"exchanges between devices in the program: {', '.join(counts) or 'none'}"

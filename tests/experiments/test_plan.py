@@ -74,3 +74,5 @@ def test_the_compiler_counts_within_a_tenth(tmp_path):
     assert len(rows) == 2
     for row in rows:
         assert row["total"] == pytest.approx(row["compiler"], rel=0.1)
+        # Sums of a hidden state, and a number of each device: on several alone.
+        assert bool(row["exchanges"]) == (row["mesh"] == "model=4")
