@@ -279,7 +279,7 @@ def build_pair(
     """
     kind = named(build_drafter.DRAFTERS, config.drafter, "drafter")
     dtype = named(DTYPES, config.dtype, "dtype")
-    build_mesh.check_split(config, mesh)
+    split = build_mesh.splits_draft(config, mesh)
     checkpoint_folder(config.target.checkpoint, "target.checkpoint")  # named first
     draft_folder = draft_model = draft_tokenizer = None
     if kind.has_folder(config):
@@ -287,9 +287,7 @@ def build_pair(
     if kind.reads == "model":
         assert draft_folder is not None
         draft_tokenizer = tokenizers.load_tokenizer(draft_folder)
-        draft_model = build_mesh.load(
-            draft_folder, dtype, mesh, "draft", config.draft.split
-        )
+        draft_model = build_mesh.load(draft_folder, dtype, mesh, "draft", split)
         dead_from(draft_tokenizer, draft_model, "draft")
     target = target or load_target(config, mesh)
     if draft_model is not None and draft_tokenizer is not None:
@@ -308,7 +306,7 @@ def build_pair(
     )
     drafter = build_drafter.make(config.drafter, parts)
     if mesh is not None:  # also what is no model
-        drafter = sharding.place(drafter, mesh, build_mesh.layout(config.draft.split))
+        drafter = sharding.place(drafter, mesh, build_mesh.layout(split))
     # With a head of its own, where the kind has cut it.
     drafts_with = draft_model and getattr(drafter, "model", None)
     return Pair(

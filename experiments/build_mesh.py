@@ -105,17 +105,19 @@ def load(
     return load_t5(folder, dtype, shardings=where if mesh is not None else None)
 
 
-def check_split(config: ml_collections.ConfigDict, mesh: Mesh | None) -> None:
-    """Refuses to split a draft over no mesh.
+def splits_draft(config: ml_collections.ConfigDict, mesh: Mesh | None) -> bool:
+    """Whether the draft is split as its target is; a config may leave that out.
 
     Raises:
-        InputError: ``config.draft.split`` is on, and there is none.
+        InputError: ``config.draft.split`` is on, and there is no mesh.
     """
-    if config.draft.split and mesh is None:
+    split = bool(config.draft.get("split"))
+    if split and mesh is None:
         raise errors.InputError(
             "config.draft.split is on and there is no mesh to split the draft over: "
             "set config.mesh, where the command has it, or leave it out"
         )
+    return split
 
 
 def layout(split: bool) -> sharding.Layout:

@@ -50,7 +50,7 @@ def _stream_weights(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Ar
 
 
 def _half(x: jax.Array, weight: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """A product of bfloat16 factors, of any number of rows.
+    """A product of bfloat16 factors, of few rows.
 
     Of one row, or a bfloat16 result, XLA's CPU backend widens the factors first: all
     weights of a loop, before it starts, three times their memory. Of two rows and a
@@ -262,9 +262,11 @@ def dense(
     if isinstance(weight, Weight):
         return weight.multiply(x, dtype)
     plain = functools.partial(_contract, dtype=dtype)
+    if math.prod(x.shape[:-1]) > _MAX_STREAMED_ROWS:
+        return plain(x, weight)
     if x.dtype == weight.dtype == _HALF:
         form = _half
-    elif _on_mesh() or math.prod(x.shape[:-1]) > _MAX_STREAMED_ROWS:
+    elif _on_mesh():
         return plain(x, weight)
     else:
         form = _unroll if _small(x, weight) else _stream_weights
