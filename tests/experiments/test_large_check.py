@@ -27,9 +27,7 @@ def run(workdir, *settings):
 
 
 @pytest.mark.slow
-def test_from_shards_to_tokens(tmp_path, monkeypatch):
-    # Beside weights this small, what compiling takes would count.
-    monkeypatch.setattr(large_check, "_SPARE", 20_000_000_000)
+def test_from_shards_to_tokens(tmp_path):
     settings = (
         *("--config.target=t5-v1_1-small", "--config.draft=t5-v1_1-small"),
         *("--config.shard_bytes=50000000", "--config.max_length=5"),
