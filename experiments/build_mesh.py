@@ -99,7 +99,7 @@ def load(
     def where(model: T5) -> Any:
         assert mesh is not None
         if split:
-            sharding.check_heads(model.config.num_heads, mesh, role)
+            sharding.check_heads(model.config.num_heads, mesh.shape, role)
         return sharding.shardings(model, mesh, layout(split))
 
     return load_t5(folder, dtype, shardings=where if mesh is not None else None)

@@ -292,7 +292,6 @@ def _show(
     from rich.text import Text
 
     marks = console.color_system is None  # a file, a pipe, a terminal without colours
-    traced: dict[int, Text] = {}
     shown: dict[int, tuple[decodes.Shown, ...]] = {}
     if mode.gamma:
         for part in parts:
@@ -301,16 +300,15 @@ def _show(
                 shown[int(part.rows[slot])] = decodes.shown(
                     output, int(slot), pair.tokenizer.decode_pieces
                 )
-                tokens = trace.traced_tokens(output, int(slot))
-                texts = pair.tokenizer.decode_pieces([t.token for t in tokens])
-                traced[int(part.rows[slot])] = trace.coloured(
-                    tokens, texts, marks=marks
-                )
         console.print(trace.legend(marks=marks))
     for record in records:
         row = record["row"]
         console.print(Text(f"{row + 1:>3}  {record['input']}", "dim"))
-        console.print(Padding(traced.get(row, Text(record["text"])), (0, 0, 0, 5)))
+        text = Text(record["text"])
+        if row in shown:
+            own = shown[row]
+            text = trace.coloured(own, [token.text for token in own], marks=marks)
+        console.print(Padding(text, (0, 0, 0, 5)))
     if shown:
         lines = [record["input"] for record in records]
         pages.write_decodes(

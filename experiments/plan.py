@@ -13,24 +13,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 from absl import flags
-from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import plan as plan_config
 from experiments import build, command, tpu_compile
 from specjax import errors, sharding, zoo
-from specjax.decoding import speculative_generate
-from specjax.drafters.model import ModelDrafter
 from specjax.memory_plan import TPU_LANES, Decode, Plan, plan
 from specjax.models import t5_weights
-from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 from specjax.report import plan as report
 from specjax.roofline import Device
@@ -160,35 +154,18 @@ def compiled(
     mesh = tpu_compile.mesh_of_chips(chip, place.mesh)
     whole = sharding.DECODING if config.split_draft else sharding.REPLICATED
 
-    def model(own: T5Config, layout: sharding.Layout) -> Any:
-        shapes = jax.eval_shape(lambda: T5(own, jax.random.key(0)))
-        dtype = jnp.dtype(config.dtype)
-        typed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
-        return tpu_compile.place(typed, sharding.shardings(typed, mesh, layout))
-
-    rows, source = config.batch_size, config.source_length
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
-    arguments = tpu_compile.place(
-        (
-            jax.ShapeDtypeStruct((rows, source), jnp.int32),
-            jax.ShapeDtypeStruct((rows, source), bool),
-            keys,
-        ),
-        NamedSharding(mesh, PartitionSpec(sharding.DATA)),
-    )
-    generate = functools.partial(
-        speculative_generate,
+    made = tpu_compile.compile_loop(
+        tpu_compile.abstract_model(target, config.dtype, mesh, sharding.DECODING),
+        tpu_compile.abstract_model(draft, config.dtype, mesh, whole),
+        mesh,
+        rows=config.batch_size,
+        source=config.source_length,
         sampling=Sampling(temperature=config.temperature or None),
         gamma=config.gamma,
         max_length=config.max_length,
     )
-    pair = (model(target, sharding.DECODING), ModelDrafter(model(draft, whole)))
-    try:
-        made = tpu_compile.compile_for_tpu(jax.jit(generate), (*pair, *arguments), mesh)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return {"compiler": None, "refused": tpu_compile.refusal(str(error))}
+    if isinstance(made, str):
+        return {"compiler": None, "refused": made}
     found = tpu_compile.memory(made.compiled)
     counts: collections.Counter[str] = collections.Counter()
     for (operation, _), count in made.program.collectives().items():

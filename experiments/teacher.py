@@ -144,7 +144,7 @@ def load_teacher(
             "encoder: it takes a whole model to learn from"
         )
     if mesh is not None:
-        sharding.check_heads(target.config.num_heads, mesh)
+        sharding.check_heads(target.config.num_heads, mesh.shape)
         target = sharding.place(target, mesh)
     tokenizer.check_same_tokenizer(own, tokenizer.load_tokenizer(config.data.folder))
     # The tokenizer's, not the target's padding: a draft's table may be padded further.

@@ -12,7 +12,6 @@ and DIR/report.csv; a run that was stopped goes on with DIR/cells.jsonl.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.metadata
 import importlib.util
 import itertools
@@ -31,16 +30,15 @@ from experiments import build, cells, command
 from experiments.tpu_compile import (
     TOPOLOGIES,
     Compiled,
+    abstract_model,
     compile_for_tpu,
+    compile_loop,
     memory,
     mesh_of_chips,
     needs_libtpu,
     place,
-    refusal,
 )
 from specjax import errors, sharding
-from specjax.decoding import speculative_generate
-from specjax.drafters.model import ModelDrafter
 from specjax.memory_plan import Decode, plan
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
@@ -180,12 +178,10 @@ def check_mesh(config: ml_collections.ConfigDict, text: str) -> None:
             f"a multiple of {sizes[DATA]}"
         )
     for name in names(config, "targets"):
-        heads = T5Config.preset(name).num_heads
-        if heads % sizes[MODEL]:
-            raise errors.InputError(
-                f"config.meshes has {text!r} and {name} has {heads} attention heads: "
-                f"{MODEL} must divide them"
-            )
+        try:
+            sharding.check_heads(T5Config.preset(name).num_heads, sizes, name)
+        except errors.InputError as error:
+            raise errors.InputError(f"config.meshes has {text!r}: {error}") from error
 
 
 def names(config: ml_collections.ConfigDict, setting: str) -> list[str]:
@@ -277,31 +273,16 @@ class Job:
 
     def compile_loop(self, length: int) -> Compiled | str:
         """All of `speculative_generate`; why not, where it does not fit."""
-        target, draft = (self._model(role) for role in ROLES)
-        rows = (self.batch, self.source)
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.batch))
-        arguments = place(
-            (
-                jax.ShapeDtypeStruct(rows, jnp.int32),
-                jax.ShapeDtypeStruct(rows, bool),
-                keys,
-            ),
-            self._rows,
-        )
-        generate = functools.partial(
-            speculative_generate,
+        return compile_loop(
+            self._model("target"),
+            self._model("draft"),
+            self.on,
+            rows=self.batch,
+            source=self.source,
             sampling=self.sampling,
             gamma=self.gamma,
             max_length=length,
         )
-        try:
-            return compile_for_tpu(
-                jax.jit(generate), (target, ModelDrafter(draft), *arguments), self.on
-            )
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            return refusal(str(error))
 
     def compile_pass(self, role: str, tokens: int) -> Compiled:
         """One decoder pass alone, its cache donated and laid out as it likes."""
@@ -357,13 +338,9 @@ class Job:
         return T5Config.preset(self.target if role == "target" else self.draft)
 
     def _model(self, role: str) -> T5:
-        config = self._config(role)
-        shapes = jax.eval_shape(lambda: T5(config, jax.random.key(0)))
-        dtype = jnp.dtype(self.dtype)
-        typed = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), shapes)
         # A small draft over many chips gets slower: each has the whole of it.
         layout = sharding.DECODING if role == "target" else sharding.REPLICATED
-        return place(typed, sharding.shardings(typed, self.on, layout))
+        return abstract_model(self._config(role), self.dtype, self.on, layout)
 
     def _modelled(self) -> Row:
         """What our own count says of a chip, before anything compiles."""

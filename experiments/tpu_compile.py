@@ -14,10 +14,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.compiled_text import Program
 from specjax import errors, sharding
+from specjax.decoding import speculative_generate
+from specjax.drafters.model import ModelDrafter
+from specjax.models.t5 import T5
+from specjax.models.t5_config import T5Config
 
 # The smallest topologies that libtpu knows, with what makes one device of each chip.
 TOPOLOGIES: dict[str, tuple[str, dict[str, str]]] = {
@@ -119,6 +124,50 @@ def place(tree: Any, where: Any) -> Any:
     return jax.tree.map(
         lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own), tree, where
     )
+
+
+def abstract_model(
+    config: T5Config, dtype: str, mesh: Mesh, layout: sharding.Layout
+) -> T5:
+    """A T5 of shapes alone, on chips."""
+    shapes = jax.eval_shape(lambda: T5(config, jax.random.key(0)))
+    typed = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype)), shapes
+    )
+    return place(typed, sharding.shardings(typed, mesh, layout))
+
+
+def compile_loop(
+    target: T5, draft: T5, mesh: Mesh, *, rows: int, source: int, **settings: Any
+) -> Compiled | str:
+    """All of `speculative_generate`; the compiler's reason, where it does not fit.
+
+    Args:
+        target: from `abstract_model`.
+        draft: the same.
+        mesh: that they lie on.
+        rows: of the batch.
+        source: tokens of each source.
+        **settings: of `speculative_generate`.
+    """
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), rows))
+    arguments = place(
+        (
+            jax.ShapeDtypeStruct((rows, source), jnp.int32),
+            jax.ShapeDtypeStruct((rows, source), bool),
+            keys,
+        ),
+        NamedSharding(mesh, PartitionSpec(sharding.DATA)),
+    )
+    generate = jax.jit(functools.partial(speculative_generate, **settings))
+    try:
+        return compile_for_tpu(
+            generate, (target, ModelDrafter(draft), *arguments), mesh
+        )
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return refusal(str(error))
 
 
 def refusal(message: str) -> str:

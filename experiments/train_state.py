@@ -98,7 +98,7 @@ _random_model = jax.jit(t5.T5, static_argnums=0)
 def _placed(state: step.TrainState, mesh: Mesh | None) -> step.TrainState:
     if mesh is None:
         return state
-    sharding.check_heads(state.model.config.num_heads, mesh, "model")
+    sharding.check_heads(state.model.config.num_heads, mesh.shape, "model")
     return sharding.place(state, mesh, sharding.TRAINING)
 
 

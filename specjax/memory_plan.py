@@ -17,7 +17,15 @@ from specjax.errors import InputError
 from specjax.models.t5 import T5
 from specjax.models.t5_config import T5Config
 from specjax.roofline import ITEM_BYTES
-from specjax.sharding import DATA, DECODING, MODEL, REPLICATED, Layout, spec_of
+from specjax.sharding import (
+    DATA,
+    DECODING,
+    MODEL,
+    REPLICATED,
+    Layout,
+    check_heads,
+    shard_shape,
+)
 
 TPU_LANES = 128
 
@@ -93,14 +101,8 @@ def weight_bytes(
     shapes = jax.eval_shape(lambda: T5(config, jax.random.key(0)))
     total = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-        spec = spec_of(jax.tree_util.keystr(path), leaf.shape, layout)
-        parts = math.prod(sizes[axis] for axis in spec if axis is not None)
-        if leaf.size % parts:
-            raise InputError(
-                f"{dict(sizes)} does not divide {jax.tree_util.keystr(path)} "
-                f"{leaf.shape}: take another mesh"
-            )
-        total += leaf.size // parts
+        name = jax.tree_util.keystr(path)
+        total += math.prod(shard_shape(name, leaf.shape, sizes, layout))
     return total * ITEM_BYTES[dtype]
 
 
@@ -153,12 +155,8 @@ def plan(
     if draft is not None:
         own = (sizes[MODEL], DECODING) if split_draft else (1, REPLICATED)
         parts.append(_Part(draft, *own, lanes))
-    for part in parts:
-        if part.config.num_heads % part.over:
-            raise InputError(
-                f"the mesh's {MODEL}={part.over} does not divide "
-                f"{part.config.num_heads} attention heads"
-            )
+    for role, part in zip(("target", "draft"), parts, strict=False):
+        check_heads(part.config.num_heads, {MODEL: part.over}, role)
     size = ITEM_BYTES[dtype]
     weights = [weight_bytes(p.config, dtype, sizes, p.layout) for p in parts]
     return Plan(

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -136,6 +136,33 @@ def spec_of(path: str, shape: Sequence[int], layout: Layout) -> PartitionSpec:
     return PartitionSpec()
 
 
+def shard_shape(
+    path: str, shape: Sequence[int], sizes: Mapping[str, int], layout: Layout
+) -> tuple[int, ...]:
+    """What one device has of a parameter.
+
+    Args:
+        path: of it, see `spec_of`, as for `shape` and `layout`.
+        shape: of the whole.
+        sizes: devices of each axis of the mesh.
+        layout: what the axes split.
+
+    Raises:
+        InputError: an axis of the mesh does not divide what it would split.
+    """
+    own = list(shape)
+    for at, axis in enumerate(spec_of(path, shape, layout)):
+        if axis is None:
+            continue
+        if shape[at] % sizes[axis]:
+            raise InputError(
+                f"the mesh's {axis}={sizes[axis]} does not divide the {shape[at]} "
+                f"units of {path} {tuple(shape)}: take a size of {axis} that does, or 1"
+            )
+        own[at] //= sizes[axis]
+    return tuple(own)
+
+
 def shardings(tree: Any, mesh: Mesh, layout: Layout = DECODING) -> Any:
     """Where the parameters of a model, or of what holds models, go.
 
@@ -154,31 +181,24 @@ def shardings(tree: Any, mesh: Mesh, layout: Layout = DECODING) -> Any:
 
     def of(path: Any, leaf: Any) -> NamedSharding:
         name = jax.tree_util.keystr(path)
-        spec = spec_of(name, leaf.shape, layout)
-        for size, axis in zip(leaf.shape, spec, strict=False):
-            if axis is not None and size % mesh.shape[axis]:
-                raise InputError(
-                    f"the mesh's {axis}={mesh.shape[axis]} does not divide the {size} "
-                    f"units of {name} {tuple(leaf.shape)}: take a size of {axis} that "
-                    "does, or 1"
-                )
-        return NamedSharding(mesh, spec)
+        shard_shape(name, leaf.shape, mesh.shape, layout)  # or it is refused
+        return NamedSharding(mesh, spec_of(name, leaf.shape, layout))
 
     return jax.tree_util.tree_map_with_path(of, tree)
 
 
-def check_heads(heads: int, mesh: Mesh, role: str = "target") -> None:
+def check_heads(heads: int, sizes: Mapping[str, int], role: str = "target") -> None:
     """Refuses a mesh that would cut an attention head in two.
 
     Args:
         heads: of each attention.
-        mesh: the devices.
+        sizes: devices of each axis of the mesh.
         role: target or draft, for the message.
 
     Raises:
         InputError: its size of `model` does not divide the heads.
     """
-    size = mesh.shape[MODEL]
+    size = sizes[MODEL]
     if heads % size:
         fitting = [n for n in range(1, heads + 1) if heads % n == 0]
         raise InputError(

@@ -65,7 +65,7 @@ def speculative_stream(
     draft_sampling = checks.check_speculation(
         drafter, verifier, sampling, draft_sampling, gamma, len(inputs)
     )
-    start, settings = _arguments(
+    start = checks.decode_arguments(
         target,
         inputs,
         mask,
@@ -76,8 +76,8 @@ def speculative_stream(
         prefix,
         prefix_length,
         eos_id,
-        stop,
     )
+    settings = _of_steps(start, stop)
     encoded, state = _begin(target, drafter, gamma=int(gamma), **start)
     step = functools.partial(
         _speculate,
@@ -115,7 +115,7 @@ def autoregressive_stream(
     Raises:
         InputError: as `autoregressive_generate`, at once.
     """
-    start, settings = _arguments(
+    start = checks.decode_arguments(
         target,
         inputs,
         mask,
@@ -126,8 +126,8 @@ def autoregressive_stream(
         prefix,
         prefix_length,
         eos_id,
-        stop,
     )
+    settings = _of_steps(start, stop)
     encoded, state = _begin(target, None, gamma=0, **start)
     step = functools.partial(_write, target, encoded, keys, **settings)
     return _calls(step, state)
@@ -158,35 +158,11 @@ def pieces(tokenizer: Tokenizer, calls: Iterable[list[int]]) -> Iterator[str]:
         yield text[given:]
 
 
-def _arguments(
-    target: EncoderDecoder,
-    inputs: Array,
-    mask: Array,
-    keys: Array,
-    sampling: Sampling,
-    max_length: int,
-    budget: int | Array | None,
-    prefix: Array | None,
-    prefix_length: Array | None,
-    eos_id: int,
-    stop: Array | None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the init takes and what each step takes, checked."""
-    start = checks.decode_arguments(
-        target,
-        inputs,
-        mask,
-        keys,
-        sampling,
-        max_length,
-        budget,
-        prefix,
-        prefix_length,
-        eos_id,
-    )
+def _of_steps(start: dict[str, Any], stop: Array | None) -> dict[str, Any]:
+    """Takes out of the arguments what each step takes, and the init does not."""
+    del start["keys"]  # callers have them
     settings = {name: start.pop(name) for name in ("sampling", "eos_id")}
-    del start["keys"]
-    return start, settings | {"stop": checks.check_stop(stop)}
+    return settings | {"stop": checks.check_stop(stop)}
 
 
 def _calls(step: Callable[[DecodeState], DecodeState], state: DecodeState) -> Calls:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -86,7 +88,10 @@ def test_a_tpu_lays_narrow_heads_out_wide():
     [
         (dict(dtype="float16"), "dtype is 'float16': one of float32, bfloat16"),
         (dict(sizes={"data": 3}), "data=3 does not divide the 4 rows"),
-        (dict(sizes={"model": 6}), "model=6 does not divide 64 attention heads"),
+        (
+            dict(sizes={"model": 6}),
+            "model=6 does not divide the 64 attention heads of the target",
+        ),
         (dict(decode=Decode(0, 1, 2, 1)), "batch is 0: at least 1"),
         (dict(decode=Decode(1, 1, 2, -1)), "gamma is -1: at least 0"),
     ],
@@ -95,6 +100,13 @@ def test_what_means_nothing_is_refused(changes, message):
     given = dict(dtype="bfloat16", sizes={}, decode=DECODE) | changes
     with pytest.raises(InputError, match=message):
         plan(XXL, SMALL, **given)
+
+
+def test_what_cannot_be_placed_cannot_be_planned():
+    """66 ids on four devices: their number divides with the width, the ids do not."""
+    config = dataclasses.replace(TINY_T5, vocab_size=66)
+    with pytest.raises(InputError, match="model=4 does not divide the 66 units of"):
+        weight_bytes(config, "float32", {"data": 1, "model": 4})
 
 
 def test_the_skeleton_is_that_of_the_model():

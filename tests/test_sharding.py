@@ -251,8 +251,8 @@ def test_meshes_that_cannot_be(text, message):
 def test_units_that_a_mesh_does_not_divide():
     mesh = make_mesh("data=2,model=4")
     with pytest.raises(InputError, match="heads of the target: take one of 1, 2, 3, 6"):
-        check_heads(6, mesh)
-    check_heads(8, mesh)
+        check_heads(6, mesh.shape)
+    check_heads(8, mesh.shape)
     with pytest.raises(
         InputError, match=r"model=4 does not divide the 66 units of .*embedding"
     ):
