@@ -67,8 +67,11 @@ def fallback():
 
 def test_pieces_of_byte_fallback(fallback):
     ids = fallback.encode("the 漢 cat 🙂")
-    assert len(ids) > 12
+    # Seven bytes for the two characters, whatever pieces a version of the trainer has
+    # found for the rest.
+    assert len(ids) - len(fallback.encode("the  cat ")) >= 7
     found = list(streaming.pieces(fallback, [[index] for index in ids]))
+    assert len(ids) - len(found) >= 2 + 3  # the first bytes of each add nothing yet
     assert "".join(found) == fallback.decode(ids) == "the 漢 cat 🙂"
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(found)
     assert "漢" in found and "🙂" in found
